@@ -1,0 +1,16 @@
+"""Eight simulated devices, strict broadcasting, and one compilation cache for the tests and the programs they start."""
+
+import os
+import tempfile
+
+NUM_DEVICES = 8
+os.environ["NPROC"] = str(2 * NUM_DEVICES)
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="transformer_jax_tests_"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,0 +1,76 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_jax import functional as F
+
+
+def test_the_papers_sinusoids():
+    encoding = F.sinusoidal(jnp.arange(50), 512)
+    for position, feature in [(0, 0), (0, 1), (1, 0), (1, 1), (3, 2), (3, 3), (49, 510), (49, 511)]:
+        angle = position / 10_000 ** ((feature - feature % 2) / 512)
+        expected = math.cos(angle) if feature % 2 else math.sin(angle)
+        assert encoding[position, feature] == pytest.approx(expected, abs=1e-5)
+
+
+def test_golden_values_of_each_variant():
+    at_one = {
+        "interleaved": [0.841471, 0.540302, 0.099833, 0.995004, 0.010000, 0.999950, 0.001000, 1.000000],
+        "halved": [0.841471, 0.099833, 0.010000, 0.001000, 0.540302, 0.995004, 0.999950, 1.000000],
+        "tensor2tensor": [0.841471, 0.046399, 0.002154, 0.000100, 0.540302, 0.998923, 0.999998, 1.000000],
+    }
+    for variant, expected in at_one.items():
+        np.testing.assert_allclose(F.sinusoidal(jnp.array([1]), 8, variant=variant)[0], expected, atol=1e-6)
+        started = F.sinusoidal(jnp.array([0]), 8, variant=variant, start=1)[0]
+        np.testing.assert_allclose(started, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["interleaved", "halved", "tensor2tensor"])
+def test_moving_on_by_k_is_one_linear_map_wherever_one_stands(variant):
+    size, half = 16, 8
+    frequencies = 10_000.0 ** (-np.arange(half) / (half - 1 if variant == "tensor2tensor" else half))
+    sines = np.arange(half) * 2 if variant == "interleaved" else np.arange(half)
+    cosines = sines + 1 if variant == "interleaved" else sines + half
+    encoding = np.asarray(F.sinusoidal(jnp.arange(100), size, variant=variant))
+    for k in (1, 7, 30):
+        move = np.zeros((size, size))
+        move[sines, sines] = move[cosines, cosines] = np.cos(k * frequencies)
+        move[sines, cosines], move[cosines, sines] = np.sin(k * frequencies), -np.sin(k * frequencies)
+        np.testing.assert_allclose(encoding[:-k] @ move.T, encoding[k:], atol=2e-5)
+
+
+@pytest.mark.parametrize("variant", ["interleaved", "halved"])
+def test_rotary_turns_pairs_and_keeps_only_the_distance(variant):
+    query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 2, 8))
+
+    def score(i, j):
+        turned = [F.rotary(x, jnp.array([[p]]), variant=variant) for x, p in ((query, i), (key, j))]
+        return jnp.einsum("BTNH,BTNH->N", *turned)
+
+    np.testing.assert_allclose(score(3, 1), score(103, 101), rtol=1e-4)
+    assert not np.allclose(score(3, 1), score(3, 2), rtol=1e-2)
+    np.testing.assert_array_equal(F.rotary(query, jnp.zeros((1, 1), jnp.int32), variant=variant), query)
+    pair = (0, 1) if variant == "interleaved" else (0, 4)
+    one = jnp.zeros((1, 1, 1, 8)).at[..., pair[0]].set(1)
+    turned = F.rotary(one, jnp.array([[2]]), variant=variant)[0, 0, 0]
+    np.testing.assert_allclose(turned[jnp.array(pair)], [math.cos(2), math.sin(2)], atol=1e-6)
+
+
+def test_alibi_slopes_are_those_of_the_paper():
+    np.testing.assert_allclose(F.alibi_slopes(8), [2.0**-i for i in range(1, 9)])
+    np.testing.assert_allclose(F.alibi_slopes(1), [2.0**-8])
+    twelve = [2.0**-i for i in range(1, 9)] + [2.0**-0.5, 2.0**-1.5, 2.0**-2.5, 2.0**-3.5]
+    np.testing.assert_allclose(F.alibi_slopes(12), twelve, rtol=1e-6)
+    np.testing.assert_allclose(F.alibi_bias(2, 1, 3)[0, :, 0], [[-0.125, -0.0625, 0], [-0.0078125, -0.00390625, 0]])
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="d_model=7 is odd"):
+        F.sinusoidal(jnp.arange(3), 7)
+    with pytest.raises(ValueError, match="variant='fairseq' is not known"):
+        F.sinusoidal(jnp.arange(3), 8, variant="fairseq")
+    with pytest.raises(ValueError, match="head size 3 is odd"):
+        F.rotary(jnp.ones((1, 1, 1, 3)), jnp.zeros((1, 1), jnp.int32))

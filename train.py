@@ -1,0 +1,40 @@
+"""Train a model: `python train.py [CONFIG.py] [--flags]`. Without a config it trains configs/dates.py."""
+
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import tyro
+
+from transformer_jax.commands.errors import user_errors
+from transformer_jax.commands.train import train_and_show
+from transformer_jax.errors import UserError
+from transformer_jax.parallel import give_threads_to_devices
+from transformer_jax.training import Config
+
+
+def parse(arguments: list[str]) -> Config:
+    """The config that a command line asks for."""
+    has_file = bool(arguments) and not arguments[0].startswith("-")
+    path = Path(arguments[0]) if has_file else Path(__file__).parent / "configs" / "dates.py"
+    if not path.is_file():
+        raise UserError(f"config file {path} does not exist")
+    config = runpy.run_path(str(path)).get("config")
+    if not isinstance(config, Config):
+        raise UserError(f"{path} defines no `config = Config(...)`")
+    config = replace(config, workdir=config.workdir or Path("runs") / path.stem)
+    return tyro.cli(
+        Config,
+        default=config,
+        args=arguments[has_file:],
+        config=(tyro.conf.AvoidSubcommands,),
+        prog=f"train.py {path}" if has_file else "train.py",
+        description=__doc__,
+    )
+
+
+if __name__ == "__main__":
+    give_threads_to_devices()
+    with user_errors():
+        train_and_show(parse(sys.argv[1:]))

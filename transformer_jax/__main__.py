@@ -1,0 +1,28 @@
+"""`python -m transformer_jax {evaluate,generate,attention,doctor}`."""
+
+from typing import Annotated
+
+import tyro
+
+from transformer_jax.commands.attention import Attention
+from transformer_jax.commands.doctor import Doctor
+from transformer_jax.commands.errors import user_errors
+from transformer_jax.commands.evaluate import Evaluate
+from transformer_jax.commands.generate import Generate
+
+Command = (
+    Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Generate, tyro.conf.subcommand("generate")]
+    | Annotated[Attention, tyro.conf.subcommand("attention")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+)
+
+
+def main() -> None:
+    """Run the command that was typed."""
+    with user_errors():
+        tyro.cli(Command, prog="python -m transformer_jax", description="Use a trained model.").run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What can be done with a run from the command line: one file per command."""

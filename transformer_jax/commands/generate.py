@@ -1,0 +1,52 @@
+"""`python -m transformer_jax generate WORKDIR < lines > lines`: what a trained model makes of each line."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from transformer_jax.errors import UserError
+from transformer_jax.training import Run
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Read lines from standard input and write the model's output for each, one line each, in order."""
+
+    workdir: Annotated[Path, tyro.conf.Positional]
+    """The folder of the run."""
+    step: int | None = None
+    """The checkpoint to use; the newest by default."""
+    num_beams: int | None = None
+    """Hypotheses of the beam search, 1 for greedy; as in training by default."""
+    prefix: str = ""
+    """Put before every line, with a space between: for the default data a language, such as "<ja>"."""
+    batch_lines: int = 512
+    """Lines to read before writing."""
+
+    def run(self) -> None:
+        """Translate standard input to standard output."""
+        run = Run.open(self.workdir).with_beams(self.num_beams)
+        model, _ = run.restored_model(self.step)
+        lines = _numbered(sys.stdin)
+        while batch := list(islice(lines, max(self.batch_lines, 1))):
+            empty = next((i for i, (_, line) in enumerate(batch) if not line.strip()), None)
+            whole = batch if empty is None else batch[:empty]
+            if whole:
+                texts = [run.config.data.prompt(f"{self.prefix} {line}" if self.prefix else line) for _, line in whole]
+                for text in run.task.translate(model, texts, run.strategy, first_number=whole[0][0]):
+                    print(text)
+                sys.stdout.flush()
+            if empty is not None:
+                raise UserError(f"line {batch[empty][0]} is empty; the lines before it were done")
+
+
+def _numbered(stream: Any) -> Iterator[tuple[int, str]]:
+    """Lines end at a line feed and nowhere else."""
+    stream.reconfigure(encoding="utf-8", newline="\n")
+    for number, line in enumerate(stream, 1):
+        yield number, line.removesuffix("\n").removesuffix("\r")

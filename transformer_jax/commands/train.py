@@ -1,0 +1,34 @@
+"""What `train.py` does with a config: train, then show what came of it."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from transformer_jax.commands.attention import draw_attention
+from transformer_jax.data import Record
+from transformer_jax.models import Transformer
+from transformer_jax.training import Config, Run, train
+
+NUM_SAMPLES = 8
+
+
+def train_and_show(config: Config) -> None:
+    """Train, then print sample translations of the test split and draw the attention of the first."""
+    run, state = train(config)
+    records = run.config.data.split("test")
+    samples = [records[i] for i in range(min(NUM_SAMPLES, len(records)))]
+    if samples:
+        _print_samples(run, state.model, samples)
+        picture = run.workdir.path / "attention.png"
+        draw_attention(run, state.model, samples[0]["source"], picture)
+        print(f"attention picture: {picture}")
+    print(f"run: {run.workdir.path} (config, metrics, checkpoints; the same command goes on from here)")
+
+
+def _print_samples(run: Run, model: Transformer, samples: Sequence[Record]) -> None:
+    outputs = run.task.translate(model, [sample["source"] for sample in samples], run.strategy)
+    table = Table("source", "model", "reference", "", title="held-out samples")
+    for sample, output in zip(samples, outputs, strict=True):
+        table.add_row(sample["source"], output, sample["target"], "✓" if output == sample["target"] else "✗")
+    Console(highlight=False).print(table, markup=False)

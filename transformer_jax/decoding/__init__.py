@@ -1,0 +1,7 @@
+"""From a step function to sequences: one step, many strategies."""
+
+from transformer_jax.decoding.beam import Beams, beam_search, length_penalty
+from transformer_jax.decoding.greedy import Greedy, greedy
+from transformer_jax.decoding.step import DecodingState, Step
+
+__all__ = ["Beams", "DecodingState", "Greedy", "Step", "beam_search", "greedy", "length_penalty"]

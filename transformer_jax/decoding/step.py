@@ -1,0 +1,46 @@
+"""What every decoding strategy shares: a step function, and the state that it carries."""
+
+from typing import Any, Protocol, TypeVar
+
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.errors import UserError
+
+State = TypeVar("State", bound="DecodingState")
+
+
+class DecodingState(Protocol):
+    """What a model remembers while decoding: a pytree that can be multiplied into beams and reordered."""
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens there is room for."""
+
+    def repeat(self: State, count: int) -> State:
+        """Each row `count` times, next to each other."""
+
+    def reorder(self: State, rows: Int[Array, "B"]) -> State:
+        """Go on from other rows of the same source."""
+
+
+class Step(Protocol):
+    """The next tokens of each row and the state before them, to the logits after each and the state after them."""
+
+    def __call__(self, tokens: Int[Array, "B T"], state: Any, /) -> tuple[Float[Array, "B T V"], Any]: ...
+
+
+def check_capacity(state: DecodingState, prompt_length: int, length: int) -> None:
+    """Raise when the state has no room for the prompt and what is to be generated (its last token is never read)."""
+    needed = prompt_length + length - 1
+    if needed > state.capacity:
+        raise UserError(
+            f"a prompt of {prompt_length} and {length} new tokens need room for {needed}; "
+            f"the cache holds {state.capacity}"
+        )
+
+
+def prefill(step: Step, state: Any, prompt: Int[Array, "B P"]) -> tuple[Int[Array, "B 1"], Any]:
+    """Read all of the prompt but its last token, which is what the first step is given."""
+    if prompt.shape[1] > 1:
+        _, state = step(prompt[:, :-1], state)
+    return prompt[:, -1:], state

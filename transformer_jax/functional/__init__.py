@@ -1,0 +1,50 @@
+"""The equations: pure functions from arrays to arrays, each written once.
+
+Axis letters: B batch, T query, S key, N heads, K key/value heads, H head size, D model, F feed-forward, V vocabulary.
+"""
+
+from transformer_jax.functional.attention import additive_attention, dot_product_attention, multiplicative_attention
+from transformer_jax.functional.dropout import dropout
+from transformer_jax.functional.feed_forward import feed_forward
+from transformer_jax.functional.linear import embed, linear
+from transformer_jax.functional.losses import cross_entropy
+from transformer_jax.functional.masks import (
+    Mask,
+    anti_causal,
+    arbitrary,
+    as_mask,
+    causal,
+    padding,
+    segments,
+    window,
+)
+from transformer_jax.functional.norms import layer_norm, rms_norm
+from transformer_jax.functional.positions import alibi_bias, alibi_slopes, rotary, sinusoidal
+from transformer_jax.functional.softmax import log_softmax, softmax
+
+__all__ = [
+    "Mask",
+    "additive_attention",
+    "alibi_bias",
+    "alibi_slopes",
+    "anti_causal",
+    "arbitrary",
+    "as_mask",
+    "causal",
+    "cross_entropy",
+    "dot_product_attention",
+    "dropout",
+    "embed",
+    "feed_forward",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "multiplicative_attention",
+    "padding",
+    "rms_norm",
+    "rotary",
+    "segments",
+    "sinusoidal",
+    "softmax",
+    "window",
+]

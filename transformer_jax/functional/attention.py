@@ -1,0 +1,126 @@
+"""Attention: a weighted mean of values, the weights a softmax of how well each query fits each key."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from transformer_jax.functional.dropout import dropout
+from transformer_jax.functional.masks import Mask, as_mask
+from transformer_jax.functional.softmax import softmax
+
+Implementation = Literal["reference"]
+"""Ways to compute the same attention. `reference` is the definition; every other must agree with it."""
+
+Attended = Float[Array, "B T N H"] | tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]
+
+
+def dot_product_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
+    *,
+    mask: Mask | Array | None = None,
+    bias: Float[Array, "#B #N #T #S"] | None = None,
+    scale: float | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Key[Array, "..."] | None = None,
+    return_weights: bool = False,
+    implementation: Implementation = "reference",
+) -> Attended:
+    """softmax(QK^T / sqrt(H) + bias) V (Vaswani et al. 2017, equation 1).
+
+    Args:
+        query: what is looked for.
+        key: what can be found; K heads, each shared by N / K query heads.
+        value: what is read where it is found.
+        mask: a mask value, or a boolean array that is True where attention is allowed. A query that may attend to
+            nothing gives zero.
+        bias: added to the scores, after scaling.
+        scale: multiplies the scores; 1 / sqrt(H) by default.
+        dropout_rate: chance that a weight is dropped, when there is a `dropout_key`.
+        dropout_key: one key, or one for each row of the batch.
+        return_weights: also return the weights, as they were before dropout.
+        implementation: how it is computed.
+    """
+    _check(query, key, value)
+    if implementation not in _IMPLEMENTATIONS:
+        known = ", ".join(map(repr, _IMPLEMENTATIONS))
+        raise ValueError(f"implementation={implementation!r} is not known; choose {known}")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    attention = _IMPLEMENTATIONS[implementation]
+    return attention(query, key, value, mask, bias, scale, dropout_rate, dropout_key, return_weights)
+
+
+def multiplicative_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
+    *,
+    mask: Mask | Array | None = None,
+    return_weights: bool = False,
+) -> Attended:
+    """softmax(QK^T) V: the dot product of Luong et al. 2015, without a scale."""
+    return dot_product_attention(query, key, value, mask=mask, scale=1.0, return_weights=return_weights)
+
+
+def additive_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S N E"],
+    value: Float[Array, "B S N V"],
+    query_weight: Float[Array, "H A"],
+    key_weight: Float[Array, "E A"],
+    score_weight: Float[Array, "A"],
+    *,
+    mask: Mask | Array | None = None,
+    return_weights: bool = False,
+) -> Attended:
+    """softmax(v^T tanh(W q + U k)) V (Bahdanau et al. 2015): W is `query_weight`, U `key_weight`, v `score_weight`."""
+    _check(query, key, value, same_size=False)
+    projected_query = jnp.einsum("BTNH,HA->BNTA", query, query_weight)
+    projected_key = jnp.einsum("BSNE,EA->BNSA", key, key_weight)
+    hidden = jnp.tanh(projected_query[:, :, :, None, :] + projected_key[:, :, None, :, :])
+    scores = jnp.einsum("BNTSA,A->BNTS", hidden, score_weight)
+    return _attend(scores, value, mask, None, 0.0, None, return_weights)
+
+
+def _reference(query, key, value, mask, bias, scale, dropout_rate, dropout_key, return_weights) -> Attended:
+    num_rows, num_queries, num_heads, head_size = query.shape
+    shared = key.shape[2]
+    grouped = (query * scale).reshape(num_rows, num_queries, shared, num_heads // shared, head_size)
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, key, preferred_element_type=wide)
+    scores = scores.reshape(num_rows, num_heads, num_queries, key.shape[1])
+    return _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights)
+
+
+_IMPLEMENTATIONS = {"reference": _reference}
+
+
+def _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights) -> Attended:
+    """From scores to the mean of the values: the half that all attentions share."""
+    if bias is not None:
+        scores = scores + bias
+    allowed = None if mask is None else as_mask(mask).array(*scores.shape[-2:])
+    weights = softmax(scores, allowed).astype(value.dtype)
+    kept = dropout(weights, dropout_rate, dropout_key)
+    num_rows, num_heads, num_queries, num_keys = weights.shape
+    shared = value.shape[2]
+    grouped = kept.reshape(num_rows, shared, num_heads // shared, num_queries, num_keys)
+    context = jnp.einsum("BKGTS,BSKV->BTKGV", grouped, value)
+    context = context.reshape(num_rows, num_queries, num_heads, value.shape[-1])
+    return (context, weights) if return_weights else context
+
+
+def _check(query: Array, key: Array, value: Array, *, same_size: bool = True) -> None:
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim != 4:
+            raise ValueError(f"{name} needs the axes [batch, length, heads, head size]; got shape {array.shape}")
+    if not query.shape[0] == key.shape[0] == value.shape[0]:
+        raise ValueError(f"query has batch {query.shape[0]}, key {key.shape[0]} and value {value.shape[0]}")
+    if key.shape[1:3] != value.shape[1:3]:
+        raise ValueError(f"key has (length, heads) {key.shape[1:3]} but value has {value.shape[1:3]}")
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"query has {query.shape[2]} heads, which is no multiple of the key's {key.shape[2]}")
+    if same_size and query.shape[3] != key.shape[3]:
+        raise ValueError(f"query has head size {query.shape[3]} but key has {key.shape[3]}")

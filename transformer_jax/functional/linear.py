@@ -1,0 +1,22 @@
+"""Linear maps and table look-ups: the two ways in which a weight meets its input."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def linear(x: Float[Array, "..."], weight: Float[Array, "..."], bias: Float[Array, "..."] | None = None) -> Array:
+    """xW + b over as many trailing axes of x as lead the weight; computed in the dtype of x.
+
+    With a weight [D, N, H] it projects [B, T, D] to heads [B, T, N, H]; with [N, H, D] and a bias [D], back.
+    """
+    num_outputs = 1 if bias is None else bias.ndim
+    num_inputs = weight.ndim - num_outputs
+    y = jnp.tensordot(x, weight.astype(x.dtype), axes=num_inputs)
+    if bias is None:
+        return y
+    return y + jnp.expand_dims(bias.astype(x.dtype), tuple(range(y.ndim - bias.ndim)))
+
+
+def embed(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
+    """The rows of the table that `ids` name. An id outside the table gives NaN, never a neighbour's row."""
+    return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)

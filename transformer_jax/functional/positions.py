@@ -1,0 +1,80 @@
+"""Where a token stands: sinusoidal, rotary and linear-bias encodings; a learned one is an embedding."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+SinusoidVariant = Literal["interleaved", "halved", "tensor2tensor"]
+
+
+def sinusoidal(
+    positions: Int[Array, "*shape"], d_model: int, *, variant: SinusoidVariant = "interleaved", start: int = 0
+) -> Float[Array, "*shape {d_model}"]:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)) (Vaswani et al. 2017, 3.5).
+
+    Args:
+        positions: integers, counted from 0.
+        d_model: size of the encoding; even.
+        variant: `interleaved` is the paper's; `halved` puts all sines before all cosines (Marian, OpenNMT);
+            `tensor2tensor` is halved too, and its exponents run over i / (d/2 - 1), so that they include 1 (fairseq).
+        start: what the first position counts as (fairseq: its padding id + 1).
+    """
+    if d_model % 2:
+        raise ValueError(f"sinusoidal positions come in pairs; d_model={d_model} is odd")
+    half = d_model // 2
+    last = max(half - 1, 1) if variant == "tensor2tensor" else half
+    angles = (positions[..., None] + start) * jnp.expand_dims(
+        10_000.0 ** (-jnp.arange(half) / last), tuple(range(positions.ndim))
+    )
+    if variant == "interleaved":
+        return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, d_model)
+    if variant in ("halved", "tensor2tensor"):
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    raise ValueError(f"variant={variant!r} is not known; choose 'interleaved', 'halved' or 'tensor2tensor'")
+
+
+def rotary(
+    x: Float[Array, "B T N H"],
+    positions: Int[Array, "#B T"],
+    *,
+    base: float = 10_000.0,
+    variant: Literal["interleaved", "halved"] = "halved",
+) -> Float[Array, "B T N H"]:
+    """Turn each pair of features by an angle proportional to the position (Su et al. 2021).
+
+    The dot product of a query and a key turned this way depends on their distance only. Pairs are neighbours in the
+    paper (`interleaved`), and (i, i + H/2) in most code (`halved`).
+    """
+    half = x.shape[-1] // 2
+    if x.shape[-1] % 2:
+        raise ValueError(f"rotary positions turn pairs of features; head size {x.shape[-1]} is odd")
+    frequencies = base ** (-jnp.arange(half) / half)
+    angles = positions[..., None, None] * frequencies[None, None, None, :]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    # Positions reach the thousands: the angle is worth nothing in bfloat16.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    if variant == "interleaved":
+        first, second = wide[..., 0::2], wide[..., 1::2]
+    elif variant == "halved":
+        first, second = wide[..., :half], wide[..., half:]
+    else:
+        raise ValueError(f"variant={variant!r} is not known; choose 'interleaved' or 'halved'")
+    turned = (first * cos - second * sin, first * sin + second * cos)
+    joined = jnp.concatenate(turned, -1) if variant == "halved" else jnp.stack(turned, -1).reshape(x.shape)
+    return joined.astype(x.dtype)
+
+
+def alibi_slopes(num_heads: int) -> Float[Array, "{num_heads}"]:
+    """2^(-8i/N) for i = 1..N when N is a power of two; otherwise filled up from the next power (Press et al. 2022)."""
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = 2.0 ** (-8.0 * jnp.arange(1, power + 1) / power)
+    between = 2.0 ** (-4.0 * jnp.arange(1, 2 * (num_heads - power), 2) / power)
+    return jnp.concatenate([slopes, between])
+
+
+def alibi_bias(num_heads: int, num_queries: int, num_keys: int) -> Float[Array, "1 N T S"]:
+    """-slope * distance, a bias for the attention scores. The queries are the last of the keys."""
+    query = jnp.arange(num_keys - num_queries, num_keys)
+    distance = jnp.abs(query[:, None] - jnp.arange(num_keys)[None, :])
+    return -alibi_slopes(num_heads)[None, :, None, None] * distance[None, None]

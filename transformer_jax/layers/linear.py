@@ -1,0 +1,50 @@
+"""Linear maps with named axes, and embeddings."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from transformer_jax.errors import UserError
+from transformer_jax.functional import embed, linear
+from transformer_jax.layers.parameter import Axes, glorot_uniform, normal, parameter, zeros
+
+
+class Linear(nnx.Module):
+    """xW + b from some named axes to others: `Linear({"embed": 512}, {"heads": 8, "head": 64}, rngs=rngs)`."""
+
+    def __init__(self, inputs: Axes, outputs: Axes, *, rngs: nnx.Rngs):
+        self.weight = parameter(rngs, inputs | outputs, glorot_uniform(len(inputs)), decay=True)
+        self.bias = parameter(rngs, outputs, zeros, decay=False)
+
+    def __call__(self, x: Float[Array, "..."]) -> Array:
+        return linear(x, self.weight[...], self.bias[...])
+
+
+class Embedding(nnx.Module):
+    """A vector for each id, of standard deviation 1 / sqrt(d_model); also the output layer that shares its table."""
+
+    def __init__(self, num_ids: int, d_model: int, *, axis: str = "vocab", decay: bool = True, rngs: nnx.Rngs):
+        self.table = parameter(rngs, {axis: num_ids, "embed": d_model}, normal(d_model**-0.5), decay=decay)
+
+    def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        check_ids(ids, self.table.shape[0])
+        return embed(self.table[...], ids)
+
+    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """The score of each id, in float32: xE^T."""
+        table = self.table[...].astype(x.dtype)
+        return jnp.einsum("BTD,VD->BTV", x, table, preferred_element_type=jnp.float32)
+
+
+def check_ids(ids: Int[Array, "..."], num_ids: int) -> None:
+    """Raise on an id outside 0..num_ids-1. Under a trace nothing can be seen: there such an id becomes NaN."""
+    if isinstance(ids, jax.core.Tracer) or ids.size == 0:
+        return
+    known = np.asarray(ids)
+    low, high = known.min(), known.max()
+    if low < 0 or high >= num_ids:
+        raise UserError(
+            f"id {low if low < 0 else high} is outside the vocabulary of {num_ids} (ids 0 to {num_ids - 1})"
+        )

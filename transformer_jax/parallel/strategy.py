@@ -1,0 +1,69 @@
+"""How a step is run on this machine's devices: on one with `jit`, or on all with `pmap`.
+
+A step is written once, for one device's share of the batch; given an `axis_name` it sums over the devices itself.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+StrategyName = Literal["auto", "jit", "pmap"]
+Batch = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One device (`axis_name` is None), or replicated data parallelism over all devices of this machine."""
+
+    num_devices: int
+    axis_name: str | None
+
+    @classmethod
+    def choose(cls, name: StrategyName) -> "Strategy":
+        """The strategy of that name; `auto` is pmap where there are several devices."""
+        count = jax.local_device_count()
+        return cls(count, "data") if name == "pmap" or (name == "auto" and count > 1) else cls(1, None)
+
+    def compile(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """The step `(state, batch) -> (state, metrics)` compiled. The state is whole on every device, and given up."""
+        if self.axis_name is None:
+            return jax.jit(step, donate_argnums=0)
+        mapped = jax.pmap(step, self.axis_name, in_axes=(None, 0), out_axes=None, donate_argnums=0)
+        return lambda state, batch: mapped(state, jax.tree.map(self._share_out, batch))
+
+    def replicate(self, tree: Any) -> Any:
+        """A tree of arrays, whole on every device."""
+        return jax.device_put(tree, self._sharding(PartitionSpec()))
+
+    def place(self, batch: Batch) -> dict[str, jax.Array]:
+        """The batch divided over the devices, for functions under plain `jit` with a model that is on all of them."""
+        return jax.device_put(dict(batch), self._sharding(PartitionSpec(self.axis_name)))
+
+    def _sharding(self, spec: PartitionSpec) -> Sharding:
+        devices = jax.local_devices()[: self.num_devices]
+        if self.axis_name is None:
+            return SingleDeviceSharding(devices[0])
+        mesh = jax.make_mesh((self.num_devices,), (self.axis_name,), axis_types=(AxisType.Auto,), devices=devices)
+        return NamedSharding(mesh, spec)
+
+    def _share_out(self, x: np.ndarray) -> np.ndarray:
+        if x.shape[0] % self.num_devices:
+            raise ValueError(f"a batch of {x.shape[0]} rows does not divide over {self.num_devices} devices")
+        return x.reshape(self.num_devices, -1, *x.shape[1:])
+
+
+def give_threads_to_devices() -> None:
+    """Let XLA have two threads for each simulated CPU device: with fewer, jax 0.10 can wait for itself forever.
+
+    To be called before JAX starts its devices; without simulated ones it does nothing.
+    """
+    flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    count = max(int(flag.group(1)) if flag else 1, jax.config.read("jax_num_cpu_devices"))
+    if count > 1:
+        os.environ.setdefault("NPROC", str(max(2 * count, os.cpu_count() or 1)))

@@ -1,0 +1,11 @@
+"""From a config to a trained model."""
+
+from transformer_jax.training.config import Config
+from transformer_jax.training.interrupt import Interrupted
+from transformer_jax.training.loop import train
+from transformer_jax.training.optimizer import OptimizerConfig, decays
+from transformer_jax.training.run import Run
+from transformer_jax.training.state import TrainState
+from transformer_jax.training.step import make_train_step
+
+__all__ = ["Config", "Interrupted", "OptimizerConfig", "Run", "TrainState", "decays", "make_train_step", "train"]

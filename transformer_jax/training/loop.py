@@ -1,0 +1,161 @@
+"""The training loop."""
+
+import math
+import time
+from collections.abc import Iterator
+
+import grain
+import jax
+import numpy as np
+
+from transformer_jax.data import Batches, Split
+from transformer_jax.errors import UserError
+from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.config import Config
+from transformer_jax.training.interrupt import Interrupt, Interrupted
+from transformer_jax.training.metrics import MetricsLog
+from transformer_jax.training.progress import ProgressLine
+from transformer_jax.training.run import Run
+from transformer_jax.training.state import TrainState
+from transformer_jax.training.step import make_train_step
+
+
+def train(config: Config) -> tuple[Run, TrainState]:
+    """Train until `config.steps` from the newest checkpoint of the workdir on, then evaluate on the test split.
+
+    Raises `Interrupted` when asked to stop, after saving. The same call then goes on from there, and comes to the same
+    end, bit for bit.
+    """
+    run = Run.begin(config)
+    checkpoints = Checkpoints(run.workdir.checkpoints, config.keep)
+    if checkpoints.latest() is None:
+        state = jax.jit(run.initial_state)()
+    else:
+        state = checkpoints.restore(jax.eval_shape(run.initial_state))
+    state = run.strategy.replicate(state)
+    metrics = MetricsLog(run.workdir, int(state.step))
+    interrupt = Interrupt()
+    with ProgressLine(config.steps, int(state.step)) as progress:
+        loop = _Loop(run, state, checkpoints, metrics, interrupt, progress)
+        try:
+            with interrupt.listen(rescue=loop.save):
+                loop.train()
+                loop.evaluate("test")
+        except Interrupted:
+            loop.save()
+            raise
+        finally:
+            checkpoints.close()
+            metrics.close()
+    return run, loop.state
+
+
+class _Loop:
+    """The state of a run while it goes on. Figures of a step are read after the next one has been sent off."""
+
+    def __init__(
+        self,
+        run: Run,
+        state: TrainState,
+        checkpoints: Checkpoints,
+        metrics: MetricsLog,
+        interrupt: Interrupt,
+        progress: ProgressLine,
+    ):
+        self.run, self.state = run, state
+        self._checkpoints, self._metrics, self._interrupt, self._progress = checkpoints, metrics, interrupt, progress
+        self._learning_rate = jax.jit(run.config.optimizer.learning_rate(run.config.model.d_model))
+        self._unread: tuple[int, dict[str, jax.Array]] | None = None
+        self._restart_clock()
+
+    def train(self) -> None:
+        config, strategy = self.run.config, self.run.strategy
+        first = int(self.state.step)
+        if first >= config.steps:
+            return
+        step_function = strategy.compile(
+            make_train_step(
+                self.run.task.loss, self.run.optimizer, accumulate=config.accumulate, axis_name=strategy.axis_name
+            )
+        )
+        for step, batch in enumerate(self._batches(first), first + 1):
+            self.state, figures = step_function(self.state, batch)
+            self._read()
+            self._unread = (step, figures)
+            evaluation_due = step % config.evaluate_every == 0 or step == config.steps
+            if evaluation_due or step % config.save_every == 0:
+                self._read()
+                self._checkpoints.save(self.state, self.evaluate("valid") if evaluation_due else None)
+                self._restart_clock()
+            self._interrupt.check()
+
+    def evaluate(self, split: Split) -> dict[str, float] | None:
+        """Figures of a split, shown and written down; None when it is empty."""
+        records = self.run.config.data.split(split)
+        if not len(records):
+            return None
+        figures = self.run.task.evaluate(
+            self.state.model, records, self.run.strategy, tick=lambda done: self._interrupt.check()
+        )
+        step = int(self.state.step)
+        self._metrics.write(step, split, figures)
+        self._progress.note(f"step {step:,}  {split}: {describe(figures)}")
+        return figures
+
+    def save(self) -> None:
+        """Save the newest state that there is, and wait until it is on disk."""
+        if not any(x.is_deleted() for x in jax.tree.leaves(self.state)):
+            self._read()
+            self._checkpoints.save(self.state)
+            self._checkpoints.wait()
+
+    def _batches(self, first: int) -> Iterator[dict[str, np.ndarray]]:
+        """The batches from step `first` on, made ahead of time in a thread."""
+        run, config = self.run, self.run.config
+        examples = run.task.encode(config.data.split("train"))
+        fitting = [example for example in examples if run.task.fits(example)]
+        if len(fitting) < len(examples):
+            skipped, limit = len(examples) - len(fitting), config.model.max_length
+            self._progress.note(
+                f"{skipped:,} of {len(examples):,} examples are longer than {limit} tokens and left out"
+            )
+        multiple = run.strategy.num_devices * config.accumulate
+        batches = Batches(
+            fitting, config.batching, pad_id=run.task.tokenizer.pad_id, seed=config.seed, multiple=multiple
+        )
+        numbers = grain.MapDataset.range(first, config.steps)
+        return iter(
+            numbers.map(batches.__getitem__).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
+        )
+
+    def _read(self) -> None:
+        """Take in the figures of the step before."""
+        if self._unread is None:
+            return
+        (step, arrays), self._unread = self._unread, None
+        figures = {name: float(value) for name, value in arrays.items()}
+        if not math.isfinite(figures["loss"]):
+            raise UserError(
+                f"the loss became {figures['loss']} at step {step}; the newest checkpoint is of step "
+                f"{self._checkpoints.latest()}. Lower the learning rate, or set optimizer.clip_norm"
+            )
+        self._tokens += figures["tokens"]
+        self._steps += 1
+        seconds = time.monotonic() - self._since
+        figures["tokens_per_second"] = self._tokens / seconds
+        self._progress.update(step, figures["loss"], figures["tokens_per_second"], seconds / self._steps)
+        if step % self.run.config.log_every == 0:
+            figures["learning_rate"] = float(self._learning_rate(step - 1))
+            self._metrics.write(step, "train", figures)
+            self._restart_clock()
+
+    def _restart_clock(self) -> None:
+        self._since, self._tokens, self._steps = time.monotonic(), 0.0, 0
+
+
+def describe(figures: dict[str, float]) -> str:
+    """Figures as people read them: shares in percent, the rest with four decimals."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value:.2%}" if name.endswith("match") else f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in figures.items()
+    )

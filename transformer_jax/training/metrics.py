@@ -1,0 +1,46 @@
+"""Figures of a run: `metrics.jsonl` and TensorBoard events."""
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from transformer_jax.data import Split
+from transformer_jax.training.workdir import Workdir
+
+
+class MetricsLog:
+    """Appends a line for each (step, split). What a killed run wrote beyond `step` is forgotten first."""
+
+    def __init__(self, workdir: Workdir, step: int):
+        from tensorboardX import SummaryWriter  # slow to import, and only needed in training
+
+        lines = [line for line in read_metrics(workdir.metrics_file) if line["step"] <= step]
+        partial = workdir.metrics_file.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        partial.replace(workdir.metrics_file)
+        self._seen = {(line["step"], line["split"]) for line in lines}
+        self._file: TextIO = workdir.metrics_file.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(workdir.tensorboard), purge_step=step + 1)
+
+    def write(self, step: int, split: Split, figures: dict[str, float]) -> None:
+        """Add a line, unless there is one of this step and split."""
+        if (step, split) in self._seen:
+            return
+        self._seen.add((step, split))
+        self._file.write(json.dumps({"step": step, "split": split, **figures}) + "\n")
+        self._file.flush()
+        for name, value in figures.items():
+            self._events.add_scalar(f"{split}/{name}", value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._file.close()
+        self._events.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file; a last one that was cut short is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

@@ -1,0 +1,52 @@
+"""The live line of a run: how far, how well, how fast, how long to go."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+
+class ProgressLine:
+    """A bar on a terminal; elsewhere, a line now and then. Everything goes to standard error."""
+
+    def __init__(self, total: int, done: int, *, seconds_between_lines: float = 15.0):
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._total, self._first = total, done
+        self._interval, self._printed = seconds_between_lines, time.monotonic()
+        self._bar = Progress(
+            TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=total, completed=done, figures="compiling")
+
+    def __enter__(self) -> "ProgressLine":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def update(self, step: int, loss: float, tokens_per_second: float, seconds_per_step: float) -> None:
+        """Show the figures of the newest step."""
+        left = _duration((self._total - step) * seconds_per_step)
+        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {left} left"
+        self._bar.update(self._task, completed=step, figures=figures)
+        if not self._console.is_terminal and time.monotonic() - self._printed >= self._interval:
+            self._printed = time.monotonic()
+            self.note(f"step {step:,} of {self._total:,}  {figures}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, markup=False)
+        sys.stderr.flush()
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

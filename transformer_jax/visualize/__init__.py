@@ -1,0 +1,6 @@
+"""Pictures of what a model attends to and of how it counts positions."""
+
+from transformer_jax.visualize.attention import AttentionPanel, attention_figure, save_figure
+from transformer_jax.visualize.positions import position_figure
+
+__all__ = ["AttentionPanel", "attention_figure", "position_figure", "save_figure"]
