@@ -14,3 +14,5 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tests compile much and compute little. (The programs that tests start are compiled as users' are.)
+jax.config.update("jax_disable_most_optimizations", True)

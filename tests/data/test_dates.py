@@ -19,6 +19,7 @@ from transformer_jax.data.cldr import (
     write_unit,
 )
 from transformer_jax.data.dates import Dates, split_of
+from transformer_jax.errors import UserError
 
 LANGUAGES = ("de", "fr", "es", "ja", "zh")
 TUESDAY = datetime(2025, 3, 4, 15, 4, 25)
@@ -234,10 +235,10 @@ def test_a_prompt_begins_with_a_tag():
     ],
 )
 def test_a_field_that_cannot_be_is_named(fields, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         Dates(**fields)
 
 
 def test_an_unknown_split_is_named():
-    with pytest.raises(ValueError, match=r"'dev'.*train, valid, test"):
+    with pytest.raises(UserError, match=r"'dev'.*train, valid, test"):
         Dates().split("dev")

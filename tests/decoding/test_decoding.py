@@ -146,6 +146,23 @@ def test_rows_do_not_influence_each_other(model, source):
         np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-4)
 
 
+@pytest.mark.parametrize("strategy", [greedy, partial(beam_search, num_beams=3, alpha=0.6)])
+def test_each_row_keeps_to_its_own_limit(model, source, strategy):
+    limits = jnp.array([1, 3, 4])
+
+    @partial(jax.jit, static_argnames="length")
+    def search(model, source, limits, length):
+        state, prompt = model.start(source, length), jnp.full((len(source), 1), BEGIN)
+        return strategy(model.decode, state, prompt, length=length, limits=limits, end_id=END)
+
+    together = search(model, source, limits, LENGTH)
+    for row, limit in enumerate([1, 3, 4]):
+        alone = search(model, source[row : row + 1], limits[row : row + 1], limit)
+        np.testing.assert_array_equal(alone.lengths[0], together.lengths[row])
+        np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-4)
+        np.testing.assert_array_equal(alone.tokens[0], together.tokens[row, ..., :limit])
+
+
 def test_length_penalty_counts_the_end_token():
     np.testing.assert_allclose(length_penalty(1, 0.6), 1)
     np.testing.assert_allclose(length_penalty(7, 0.6), 2**0.6, rtol=1e-6)

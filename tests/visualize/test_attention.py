@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 import pytest
 
+from transformer_jax.errors import UserError
 from transformer_jax.visualize import AttentionPanel, attention_figure, fonts, position_figure, save_figure
 from transformer_jax.visualize.attention import COLOUR_MAP
 
@@ -157,7 +158,7 @@ def test_the_suffix_chooses_the_format(name, magic, tmp_path):
 
 
 def test_another_suffix_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r'"\.jpg".*use \.png, \.svg or \.pdf'):
+    with pytest.raises(UserError, match=r'"\.jpg".*use \.png, \.svg or \.pdf'):
         save_figure(attention_figure([panel(heads=1)]), tmp_path / "a.jpg")
 
 

@@ -35,12 +35,12 @@ class Tokenizer:
         pieces = Regex(r"\p{N}| ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}]+|\s")
         tokenizer.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")
         tokenizer.decoder = decoders.Fuse()
+        trainer = trainers.BpeTrainer(
+            vocab_size=config.vocab_size - len(tags), special_tokens=[PAD, BEGIN, END, UNKNOWN], show_progress=False
+        )
+        tokenizer.train_from_iterator((_without(text, tags) for text in texts), trainer)
         # Tags are ordinary added tokens: unlike special ones they are found in text.
         tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
-        trainer = trainers.BpeTrainer(
-            vocab_size=config.vocab_size, special_tokens=[PAD, BEGIN, END, UNKNOWN], show_progress=False
-        )
-        tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer)
 
     @classmethod
@@ -78,3 +78,8 @@ class Tokenizer:
         if id is None:
             raise UserError(f"the tokenizer has no {token} token")
         return id
+
+
+def _without(text: str, tags: Sequence[str]) -> str:
+    """The text without the tag that it begins with."""
+    return next((text.removeprefix(tag) for tag in tags if text.startswith(tag)), text)

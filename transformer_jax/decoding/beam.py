@@ -31,17 +31,20 @@ def beam_search(
     prompt: Int[Array, "B P"],
     *,
     length: int,
+    limits: Int[Array, "B"] | None = None,
     end_id: int,
     num_beams: int,
     alpha: float,
 ) -> Beams:
-    """Continue each prompt by at most `length` tokens, keeping the `num_beams` likeliest continuations at each step.
+    """Continue each prompt by at most `length` tokens, and by no more than its own limit, along the likeliest ways.
 
     A hypothesis with its end token leaves the beam with its final score; a live one goes on. The search ends when no
     live one can beat the worst finished one any more, even at the length that favours it most.
     """
     check_capacity(state, prompt.shape[1], length)
     num_rows = prompt.shape[0]
+    limits = jnp.full(num_rows, length) if limits is None else jnp.minimum(limits, length)
+    last_penalty = length_penalty(limits, alpha)
 
     def rows_of(beams: Array) -> Array:
         return (jnp.arange(num_rows)[:, None] * num_beams + beams).reshape(-1)
@@ -49,8 +52,8 @@ def beam_search(
     def unfinished(carry):
         index, _, _, live, finished = carry
         best_live = live.scores[:, 0]
-        reachable = jnp.maximum(best_live / length_penalty(index + 1, alpha), best_live / length_penalty(length, alpha))
-        return (index < length) & jnp.any(reachable > finished.scores[:, -1])
+        reachable = jnp.maximum(best_live / length_penalty(index + 1, alpha), best_live / last_penalty)
+        return jnp.any((index < limits) & (reachable > finished.scores[:, -1]))
 
     def advance(carry):
         index, last, state, live, finished = carry
@@ -65,15 +68,18 @@ def beam_search(
         ends = token == end_id
 
         ended = Beams(tokens, jnp.full_like(parents, index), scores / length_penalty(index + 1, alpha))
-        finished = _best(_concatenate(finished, _only(ended, ends)), num_beams)
-        live, kept = _best_with_indices(_only(Beams(tokens, jnp.full_like(parents, length), scores), ~ends), num_beams)
+        ended = _best(_concatenate(finished, _only(ended, ends)), num_beams)
+        unended = Beams(tokens, jnp.broadcast_to(limits[:, None], parents.shape), scores)
+        going_on, kept = _best_with_indices(_only(unended, ~ends), num_beams)
         parents, token = (jnp.take_along_axis(x, kept, axis=1) for x in (parents, token))
-        return index + 1, token.reshape(-1, 1), state.reorder(rows_of(parents)), live, finished
+        state = state.reorder(rows_of(parents))
+        within = index < limits
+        return index + 1, token.reshape(-1, 1), state, _where(within, going_on, live), _where(within, ended, finished)
 
     last, state = prefill(step, state, prompt)
     nothing = Beams(
         jnp.full((num_rows, num_beams, length), end_id, prompt.dtype),
-        jnp.full((num_rows, num_beams), length, jnp.int32),
+        jnp.broadcast_to(limits[:, None], (num_rows, num_beams)),
         jnp.full((num_rows, num_beams), -jnp.inf),
     )
     # All beams start equal: only the first may have children, or they would all have the same.
@@ -81,7 +87,7 @@ def beam_search(
     carry = (jnp.int32(0), jnp.repeat(last, num_beams, axis=0), state.repeat(num_beams), live, nothing)
     _, _, _, live, finished = jax.lax.while_loop(unfinished, advance, carry)
 
-    live = live._replace(scores=live.scores / length_penalty(length, alpha))
+    live = live._replace(scores=live.scores / last_penalty[:, None])
     everything = _concatenate(finished, live)
     is_live = jnp.arange(2 * num_beams)[None, :] >= num_beams
     rank = jnp.where(everything.scores == -jnp.inf, 2, jnp.where(is_live, 1, 0))
@@ -90,6 +96,10 @@ def beam_search(
 
 def _only(beams: Beams, chosen: Array) -> Beams:
     return beams._replace(scores=jnp.where(chosen, beams.scores, -jnp.inf))
+
+
+def _where(rows: Array, these: Beams, others: Beams) -> Beams:
+    return jax.tree.map(lambda x, y: jnp.where(jnp.expand_dims(rows, tuple(range(1, x.ndim))), x, y), these, others)
 
 
 def _concatenate(first: Beams, second: Beams) -> Beams:

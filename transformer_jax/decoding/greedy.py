@@ -20,20 +20,29 @@ class Greedy(NamedTuple):
     """Log-probability, the end token's included."""
 
 
-def greedy(step: Step, state: Any, prompt: Int[Array, "B P"], *, length: int, end_id: int) -> Greedy:
-    """Continue each prompt by at most `length` tokens, stopping when all have ended."""
+def greedy(
+    step: Step,
+    state: Any,
+    prompt: Int[Array, "B P"],
+    *,
+    length: int,
+    limits: Int[Array, "B"] | None = None,
+    end_id: int,
+) -> Greedy:
+    """Continue each prompt by at most `length` tokens, and by no more than its own limit, until all have ended."""
     check_capacity(state, prompt.shape[1], length)
     num_rows = prompt.shape[0]
+    limits = jnp.full(num_rows, length) if limits is None else jnp.minimum(limits, length)
 
     def unfinished(carry):
         index, _, _, _, _, lengths = carry
-        return (index < length) & jnp.any(lengths == length)
+        return jnp.any((index < limits) & (lengths == limits))
 
     def advance(carry):
         index, last, state, tokens, scores, lengths = carry
         logits, state = step(last, state)
         log_probabilities = log_softmax(logits[:, -1])
-        ended = lengths < length
+        ended = (lengths < limits) | (index >= limits)
         token = jnp.where(ended, end_id, jnp.argmax(log_probabilities, axis=-1))
         score = jnp.take_along_axis(log_probabilities, token[:, None], axis=-1)[:, 0]
         scores = scores + jnp.where(ended, 0, score)
@@ -47,7 +56,7 @@ def greedy(step: Step, state: Any, prompt: Int[Array, "B P"], *, length: int, en
         state,
         jnp.full((num_rows, length), end_id, prompt.dtype),
         jnp.zeros(num_rows),
-        jnp.full(num_rows, length, jnp.int32),
+        limits,
     )
     _, _, _, tokens, scores, lengths = jax.lax.while_loop(unfinished, advance, carry)
     return Greedy(tokens, lengths, scores)

@@ -128,12 +128,21 @@ def _search(
 ) -> tuple[Int[Array, "B length"], Int[Array, "B"]]:
     config, end_id = task.decoding, task.tokenizer.end_id
     length = min(source.shape[1] + config.extra_length, task.max_length)
+    # Each row by its own length: what a source becomes must not depend on what it was batched with.
+    limits = jnp.sum(source != task.tokenizer.pad_id, axis=1) + config.extra_length
     state = model.start(source, length)
     prompt = jnp.full((source.shape[0], 1), task.tokenizer.begin_id)
     if config.num_beams == 1:
-        found = greedy(model.decode, state, prompt, length=length, end_id=end_id)
+        found = greedy(model.decode, state, prompt, length=length, limits=limits, end_id=end_id)
         return found.tokens, found.lengths
     beams = beam_search(
-        model.decode, state, prompt, length=length, end_id=end_id, num_beams=config.num_beams, alpha=config.alpha
+        model.decode,
+        state,
+        prompt,
+        length=length,
+        limits=limits,
+        end_id=end_id,
+        num_beams=config.num_beams,
+        alpha=config.alpha,
     )
     return beams.tokens[:, 0], beams.lengths[:, 0]

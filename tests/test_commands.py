@@ -1,0 +1,176 @@
+"""The commands as a user types them, on a run trained for a few steps."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import train
+from transformer_jax.__main__ import main
+from transformer_jax.commands.errors import user_errors
+from transformer_jax.commands.train import train_and_show
+
+ROOT = Path(__file__).parent.parent
+TINY = [
+    *("--model.d-model", "16", "--model.num-heads", "2"),
+    *("--model.d-ff", "32", "--model.num-encoder-layers", "2"),
+    *("--model.num-decoder-layers", "2", "--data.train-size", "200"),
+    *("--data.valid-size", "5", "--data.test-size", "7"),
+    *("--batching.tokens", "256", "--batching.num-buckets", "2"),
+    *("--steps", "2", "--evaluate-every", "2"),
+    *("--log-every", "1", "--strategy", "jit"),
+]
+
+
+def run_training(*flags):
+    with user_errors():
+        train_and_show(train.parse(list(flags)))
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "dates"
+    run_training(*TINY, "--workdir", str(path))
+    return path
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["transformer_jax", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run
+
+
+def test_a_run_leaves_what_it_promises(workdir):
+    names = {path.name for path in workdir.iterdir()}
+    assert {"config.json", "metrics.jsonl", "checkpoints", "tokenizer.json", "tensorboard", "attention.png"} <= names
+    config = json.loads((workdir / "config.json").read_text())
+    assert config["model"]["vocab_size"] > 100 and config["model"]["dtype"] == "float32"
+    assert (workdir / "attention.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_command_again_trains_nothing_and_adds_nothing(workdir, capsys):
+    before = (workdir / "metrics.jsonl").read_text()
+    run_training(*TINY, "--workdir", str(workdir))
+    assert (workdir / "metrics.jsonl").read_text() == before
+    assert "held-out samples" in capsys.readouterr().out
+
+
+def test_evaluate_prints_the_figures_of_the_run(workdir, command):
+    code, out, _ = command("evaluate", workdir)
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    (expected,) = [line for line in lines if line["split"] == "test"]
+    figures = json.loads(out)
+    assert code == 0
+    assert figures == {**expected, "examples": 7}
+
+
+def test_generate_gives_one_line_for_each(workdir, command):
+    lines = ["March 4, 2025", "<ja> 3:04 PM", "в других письменах", "5 km", "a\u2028b\x85c"]
+    code, out, err = command("generate", workdir, stdin="\n".join(lines) + "\n")
+    assert code == 0, err
+    assert len(out.removesuffix("\n").split("\n")) == 5
+    _, japanese, _ = command("generate", workdir, "--prefix", "<ja>", stdin="3:04 PM\n")
+    assert japanese == out.split("\n")[1] + "\n"
+
+
+def test_generate_in_small_batches_and_with_beams_gives_the_same_lines(workdir, command):
+    stdin = "\n".join(f"{n} km" for n in range(1, 8))
+    _, whole, _ = command("generate", workdir, stdin=stdin)
+    _, pieces, _ = command("generate", workdir, "--batch-lines", "3", stdin=stdin)
+    assert whole == pieces
+    code, beams, _ = command("generate", workdir, "--num-beams", "3", stdin=stdin)
+    assert code == 0 and beams.count("\n") == 7
+
+
+def test_nothing_in_gives_nothing_out(workdir, command):
+    assert command("generate", workdir, stdin="")[:2] == (0, "")
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_attention_draws_a_picture(workdir, command, tmp_path, suffix):
+    path = tmp_path / "new" / f"attention.{suffix}"
+    code, _, err = command("attention", workdir, "Tuesday, March 4, 2025", "--out", path, "--layer", "0")
+    assert code == 0 and f"wrote {path}" in err
+    magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+    assert path.read_bytes().startswith(magic)
+
+
+def test_doctor_names_versions_and_devices(command):
+    code, out, _ = command("doctor")
+    assert code == 0
+    assert "jax 0." in out and "cpu:0" in out and "all that is required is here" in out
+
+
+def mistakes(workdir):
+    missing = str(workdir.parent / "missing")
+    return {
+        ("evaluate", missing): f"error: workdir {missing} does not exist; make one with",
+        ("evaluate", str(workdir), "--step", "99"): "has no checkpoint of step 99; there are: 2",
+        ("attention", str(workdir), " "): "error: the text is empty",
+        ("attention", str(workdir), "x", "--out", "x.html"): 'error: cannot write a figure as ".html" (x.html)',
+        ("attention", str(workdir), "x", "--layer", "2"): "error: layer=2 is not one of the model's 2 (0 to 1)",
+        ("attention", str(workdir), "x" * 999): "tokens; the model reads at most 128",
+        ("generate", str(workdir), "--num-beams", "0"): "error: num_beams must be at least 1; got 0",
+    }
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_mistakes_give_one_clear_line(workdir, command, number):
+    arguments, message = list(mistakes(workdir).items())[number]
+    code, out, err = command(*arguments)
+    assert code == 1 and out == ""
+    assert message in err and "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_empty_line_is_named_and_nothing_before_it_is_lost(workdir, command):
+    code, out, err = command("generate", workdir, stdin="5 km\n6 km\n\n7 km\n")
+    assert code == 1
+    assert out.count("\n") == 2
+    assert err.strip() == "error: line 3 is empty; the lines before it were done"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model.num-heads", "3"], "num_heads=3 does not divide d_model=128; set num_heads to a divisor such as 2"),
+        (["--data.languages", "xx"], "languages has 'xx', no CLDR locale"),
+        (["--steps", "0"], "steps must be at least 1; got 0"),
+        (["nowhere.py"], "config file nowhere.py does not exist"),
+        (["train.py"], "defines no `config = Config(...)`"),
+    ],
+)
+def test_impossible_settings_give_one_clear_line(flags, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as stop:
+        run_training(*flags)
+    assert stop.value.code == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"), [("--model.num-head", "--model.num-heads"), ("--optimizer.warmup", "--optimizer.warmup-steps")]
+)
+def test_an_unknown_flag_suggests_the_nearest(flag, nearest, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run_training(flag, "4")
+    assert stop.value.code == 2
+    assert nearest in capsys.readouterr().err
+
+
+def test_another_config_in_the_same_workdir_is_refused(workdir, capsys):
+    with pytest.raises(SystemExit):
+        run_training(*TINY, "--model.d-ff", "64", "--workdir", str(workdir))
+    assert "was begun with model.d_ff=32 but 64 is asked for" in capsys.readouterr().err

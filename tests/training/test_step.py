@@ -1,0 +1,143 @@
+"""One step, however the batch is divided: over devices, over micro-batches, with ragged padding and dropout on."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests import tiny
+from transformer_jax.functional import cross_entropy
+from transformer_jax.parallel import Strategy
+from transformer_jax.training import OptimizerConfig, TrainState, make_train_step
+
+CONFIG = replace(tiny.CONFIG, dropout_rate=0.2, attention_dropout_rate=0.1, activation_dropout_rate=0.1)
+ROWS = 8
+
+
+def loss(model, batch, key):
+    logits = model(batch["source"], batch["target"][:, :-1], dropout_key=key)
+    labels = batch["target"][:, 1:]
+    return cross_entropy(logits, labels, labels != tiny.PAD, label_smoothing=0.1)
+
+
+def batch_of(rows=ROWS):
+    source, target = tiny.pairs(rows=rows, source_length=7, target_length=9)
+    return {"source": np.asarray(source), "target": np.asarray(target), "slot": np.arange(rows, dtype=np.int32)}
+
+
+def start(optimizer, config=CONFIG):
+    return jax.jit(lambda: TrainState.create(tiny.make(config), optimizer, jax.random.key(7)))()
+
+
+def run(optimizer, batch, *, devices=1, accumulate=1, steps=1, config=CONFIG):
+    strategy = Strategy(devices, "data" if devices > 1 else None)
+    step = strategy.compile(make_train_step(loss, optimizer, accumulate=accumulate, axis_name=strategy.axis_name))
+    state = strategy.replicate(start(optimizer, config))
+    history = []
+    for _ in range(steps):
+        state, metrics = step(state, batch)
+        history.append(jax.tree.map(float, metrics))
+    return jax.tree.map(np.asarray, replace(state, key=jax.random.key_data(state.key))), history
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return run(optax.sgd(1.0), batch_of())
+
+
+@pytest.mark.parametrize(("devices", "accumulate"), [(1, 4), (2, 2), (4, 1), (8, 1)])
+def test_loss_and_gradients_do_not_depend_on_the_division(whole, devices, accumulate):
+    state, history = run(optax.sgd(1.0), batch_of(), devices=devices, accumulate=accumulate)
+    assert history[0]["loss"] == pytest.approx(whole[1][0]["loss"], rel=1e-5)
+    assert history[0]["tokens"] == whole[1][0]["tokens"]
+    assert history[0]["gradient_norm"] == pytest.approx(whole[1][0]["gradient_norm"], rel=1e-4)
+    for part, full in zip(jax.tree.leaves(state.model), jax.tree.leaves(whole[0].model), strict=True):
+        np.testing.assert_allclose(part, full, rtol=1e-4, atol=2e-6)
+
+
+def test_a_mean_of_means_would_differ(whole):
+    """The batch is ragged enough for the wrong division to show."""
+    batch = batch_of()
+    halves = [jax.tree.map(lambda x, h=half: x[h], batch) for half in (slice(0, 4), slice(4, 8))]
+    means = [run(optax.sgd(1.0), half)[1][0]["loss"] for half in halves]
+    assert abs(np.mean(means) - whole[1][0]["loss"]) > 1e-3
+
+
+def test_the_gradient_is_that_of_the_mean_over_tokens():
+    config = replace(CONFIG, dropout_rate=0.0, attention_dropout_rate=0.0, activation_dropout_rate=0.0)
+    batch = batch_of()
+    state, history = run(optax.sgd(1.0), batch, config=config)
+    model = tiny.make(config)
+
+    def mean(model):
+        total, weight = loss(model, batch, None)
+        return total / weight
+
+    value, gradients = jax.jit(jax.value_and_grad(mean))(model)
+    assert history[0]["loss"] == pytest.approx(float(value), rel=1e-5)
+    for before, gradient, after in zip(*map(jax.tree.leaves, (model, gradients, state.model)), strict=True):
+        np.testing.assert_allclose(before - gradient, after, atol=1e-5)
+
+
+def test_devices_with_nothing_but_padding_do_no_harm():
+    batch = batch_of()
+    padded = {name: np.concatenate([x, np.full_like(x, tiny.PAD)]) for name, x in batch.items()}
+    padded["slot"] = np.arange(2 * ROWS, dtype=np.int32)
+    state, history = run(optax.sgd(1.0), padded, devices=8)
+    alone, expected = run(optax.sgd(1.0), batch)
+    assert history[0]["loss"] == pytest.approx(expected[0]["loss"], rel=1e-5)
+    for part, full in zip(jax.tree.leaves(state.model), jax.tree.leaves(alone.model), strict=True):
+        np.testing.assert_allclose(part, full, rtol=1e-4, atol=2e-6)
+
+
+def test_a_batch_of_nothing_but_padding_changes_nothing():
+    nothing = {name: np.full_like(x, tiny.PAD) for name, x in batch_of().items()}
+    state, history = run(optax.sgd(1.0), nothing)
+    assert history[0] == {"loss": 0.0, "tokens": 0.0, "gradient_norm": 0.0}
+    for before, after in zip(jax.tree.leaves(tiny.make(CONFIG)), jax.tree.leaves(state.model), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_dropout_differs_from_step_to_step_and_from_row_to_row():
+    batch = batch_of()
+    same_rows = {name: np.repeat(x[:1], ROWS, axis=0) for name, x in batch.items()} | {"slot": batch["slot"]}
+    _, history = run(optax.sgd(0.0), same_rows, steps=2)
+    assert history[0]["loss"] != history[1]["loss"]
+    model = tiny.make(CONFIG)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(7), jnp.arange(ROWS))
+    logits = jax.jit(type(model).__call__)(model, same_rows["source"], same_rows["target"], dropout_key=keys)
+    assert len({float(row[0, 0]) for row in logits}) == ROWS
+
+
+def test_accumulation_does_not_advance_the_schedule():
+    optimizer = OptimizerConfig(warmup_steps=4).build(16)
+    _, once = run(optimizer, batch_of(), steps=3)
+    state, four = run(optimizer, batch_of(), steps=3, accumulate=4)
+    assert state.step == 3
+    assert all(count == 3 for count in jax.tree.leaves(state.optimizer) if count.dtype == np.int32)
+    np.testing.assert_allclose([m["loss"] for m in four], [m["loss"] for m in once], rtol=1e-4)
+
+
+def test_the_update_is_adam_with_decay_and_clipping():
+    config = OptimizerConfig(warmup_steps=1, weight_decay=0.1, clip_norm=0.5, scale=0.1)
+    optimizer = config.build(16)
+    gradients = jax.tree.map(jnp.ones_like, tiny.make())
+    model = tiny.make()
+    updates, _ = jax.jit(lambda g, m: optimizer.update(g, optimizer.init(m), m))(gradients, model)
+    rate = 0.1 * 16**-0.5
+    # Adam's first update is the sign of the gradient, however it was clipped.
+    table, bias = updates.embedding.table[...], updates.encoder.blocks.feed_forward.bias_in[...]
+    np.testing.assert_allclose(bias, -rate, rtol=1e-4)
+    np.testing.assert_allclose(table, -rate * (1 + 0.1 * model.embedding.table[...]), rtol=1e-4)
+
+
+def test_clipping_bounds_the_global_norm():
+    optimizer = OptimizerConfig(clip_norm=0.5).build(16)
+    gradients = {"a": jnp.full((3,), 10.0), "b": jnp.full((4,), -10.0)}
+    state = optimizer.init(gradients)
+    _, after = optimizer.update(gradients, state, gradients)
+    first_moment = after[1].mu
+    assert float(optax.global_norm(first_moment)) == pytest.approx(0.1 * 0.5, rel=1e-5)

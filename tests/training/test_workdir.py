@@ -1,0 +1,83 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from transformer_jax.data import Dates, Tfds
+from transformer_jax.errors import UserError
+from transformer_jax.training import Config, OptimizerConfig
+from transformer_jax.training.config import from_json, to_json
+from transformer_jax.training.metrics import MetricsLog, read_metrics
+from transformer_jax.training.workdir import Workdir
+
+CONFIG = Config(model=tiny.CONFIG, data=Dates(), optimizer=OptimizerConfig(), steps=10)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, replace(CONFIG, data=Tfds("wmt14_translate/de-en", "en", "de", data_dir=Path("data")), workdir=Path("w"))],
+)
+def test_a_config_survives_json(config):
+    assert from_json(Config, json.loads(json.dumps(to_json(config)))) == config
+
+
+def test_another_config_is_refused_at_the_first_difference(tmp_path):
+    workdir = Workdir(tmp_path / "run")
+    workdir.claim(CONFIG)
+    workdir.claim(replace(CONFIG, steps=20, keep=5, strategy="pmap", workdir=Path("elsewhere")))
+    assert workdir.config().steps == 20
+    with pytest.raises(UserError, match=r"begun with model.d_ff=32 but 64 is asked for; give another --workdir"):
+        workdir.claim(replace(CONFIG, model=replace(tiny.CONFIG, d_ff=64)))
+    with pytest.raises(UserError, match=r'begun with data.languages=\["de", "fr", "es", "ja", "zh"\] but \["ru"\]'):
+        workdir.claim(replace(CONFIG, data=Dates(languages=("ru",))))
+    with pytest.raises(UserError, match=r'begun with data.type="Dates" but "Tfds" is asked for'):
+        workdir.claim(replace(CONFIG, data=Tfds("x", "en", "de")))
+    assert workdir.config().model == CONFIG.model
+
+
+def test_folders_that_are_no_runs_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere does not exist; make one with: python train.py --workdir"):
+        Workdir(tmp_path / "nowhere").config()
+    (tmp_path / "file.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not a run"):
+        Workdir(tmp_path).config()
+    with pytest.raises(UserError, match="exists and is not a run; give another --workdir"):
+        Workdir(tmp_path).claim(CONFIG)
+    assert (tmp_path / "file.txt").read_text() == "mine"
+    (tmp_path / "config.json").write_text('{"type": "Config", "st')
+    with pytest.raises(UserError, match=r"config.json cannot be read"):
+        Workdir(tmp_path).config()
+
+
+def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):
+    workdir = Workdir(tmp_path)
+    log = MetricsLog(workdir, 0)
+    for step in (1, 2, 3):
+        log.write(step, "train", {"loss": step / 10})
+    log.write(2, "valid", {"loss": 0.5, "exact_match": 0.25})
+    log.close()
+    with workdir.metrics_file.open("a") as file:
+        file.write('{"step": 4, "split": "tr')  # cut short by a kill
+    log = MetricsLog(workdir, 2)
+    log.write(3, "train", {"loss": 0.33})
+    log.write(2, "valid", {"loss": 9.0})  # there already
+    log.close()
+    assert [(line["step"], line["split"], line["loss"]) for line in read_metrics(workdir.metrics_file)] == [
+        (1, "train", 0.1),
+        (2, "train", 0.2),
+        (2, "valid", 0.5),
+        (3, "train", 0.33),
+    ]
+
+
+def test_tensorboard_reads_the_same_figures(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = MetricsLog(Workdir(tmp_path), 0)
+    log.write(5, "valid", {"loss": 0.5, "exact_match": 0.25})
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("valid/exact_match")] == [(5, 0.25)]
