@@ -10,7 +10,7 @@ import tyro
 from transformer_jax.commands.errors import user_errors
 from transformer_jax.commands.train import train_and_show
 from transformer_jax.errors import UserError
-from transformer_jax.parallel import give_threads_to_devices
+from transformer_jax.parallel import prepare_host
 from transformer_jax.training import Config
 
 
@@ -35,6 +35,6 @@ def parse(arguments: list[str]) -> Config:
 
 
 if __name__ == "__main__":
-    give_threads_to_devices()
+    prepare_host()
     with user_errors():
         train_and_show(parse(sys.argv[1:]))

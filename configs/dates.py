@@ -7,6 +7,8 @@ from transformer_jax.models import TransformerConfig
 from transformer_jax.tasks import DecodingConfig
 from transformer_jax.training import Config, OptimizerConfig
 
+steps = 1600
+
 config = Config(
     model=replace(
         TransformerConfig.base(vocab_size=None, pad_id=None),
@@ -15,14 +17,16 @@ config = Config(
         d_ff=512,
         num_encoder_layers=2,
         num_decoder_layers=2,
-        dropout_rate=0.0,
+        dropout_rate=0.0,  # values never come again, so there is nothing to learn by heart
         max_length=128,
     ),
-    data=Dates(),
+    data=Dates(train_size=60_000),
     tokenizer=TokenizerConfig(vocab_size=512),
-    batching=BatchingConfig(tokens=2048, num_buckets=4),
-    optimizer=OptimizerConfig(warmup_steps=400, scale=1.0),
+    batching=BatchingConfig(tokens=1024, num_buckets=3),
+    optimizer=OptimizerConfig(schedule="linear", peak=2e-3, warmup_steps=200, total_steps=steps),
+    label_smoothing=0.0,  # a source has one translation
     decoding=DecodingConfig(num_beams=1),
-    steps=3000,
-    evaluate_every=1000,
+    steps=steps,
+    evaluate_every=800,
+    save_every=400,
 )

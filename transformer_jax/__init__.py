@@ -1,7 +1,7 @@
-"""The Transformer family in JAX and Flax."""
+"""The Transformer family in JAX and Flax: pure functions, exact training, pictures of attention."""
 
-from transformer_jax import functional, layers, models
+from transformer_jax import data, decoding, functional, layers, models, parallel, tasks, training
 from transformer_jax.errors import UserError
 
-__all__ = ["UserError", "functional", "layers", "models"]
+__all__ = ["UserError", "data", "decoding", "functional", "layers", "models", "parallel", "tasks", "training"]
 __version__ = "0.1.0"

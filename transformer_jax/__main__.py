@@ -9,6 +9,7 @@ from transformer_jax.commands.doctor import Doctor
 from transformer_jax.commands.errors import user_errors
 from transformer_jax.commands.evaluate import Evaluate
 from transformer_jax.commands.generate import Generate
+from transformer_jax.parallel import prepare_host
 
 Command = (
     Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
@@ -20,6 +21,7 @@ Command = (
 
 def main() -> None:
     """Run the command that was typed."""
+    prepare_host()
     with user_errors():
         tyro.cli(Command, prog="python -m transformer_jax", description="Use a trained model.").run()
 

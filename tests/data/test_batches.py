@@ -60,6 +60,12 @@ def test_there_are_no_more_shapes_than_buckets_and_no_batch_is_too_large():
         assert rows * max(width, other) <= 64
 
 
+def test_sets_of_about_the_same_lengths_can_share_their_shapes():
+    for seed in (0, 1):
+        made = Batches(examples(seed=seed), BatchingConfig(64, 2), pad_id=PAD, width_multiple=16)
+        assert {batch["source"].shape[1] % 16 for _, batch in made.once()} == {0}
+
+
 def test_rows_are_a_multiple_of_the_devices():
     for _, batch in batches(multiple=8).once():
         assert len(batch["source"]) % 8 == 0

@@ -29,11 +29,19 @@ class Batches:
     """`batches[n]` is the n-th batch of a run without end: epoch after epoch, each example once in each.
 
     Examples of like length share a bucket, and a bucket is one array shape. The last batch of a bucket is filled up
-    with rows of padding, and so is every batch until its rows are a multiple of `multiple`.
+    with rows of padding, and so is every batch until its rows are a multiple of `multiple`. Widths are rounded up to a
+    multiple of `width_multiple`, so that sets of about the same lengths share their shapes.
     """
 
     def __init__(
-        self, examples: Sequence[Example], config: BatchingConfig, *, pad_id: int, seed: int = 0, multiple: int = 1
+        self,
+        examples: Sequence[Example],
+        config: BatchingConfig,
+        *,
+        pad_id: int,
+        seed: int = 0,
+        multiple: int = 1,
+        width_multiple: int = 1,
     ):
         if not examples:
             raise UserError("there are no examples to make batches of")
@@ -42,7 +50,8 @@ class Batches:
         longest = lengths.max(axis=1)
         bucket_of = np.searchsorted(_boundaries(longest, config.num_buckets), longest)
         self._buckets = [np.flatnonzero(bucket_of == bucket) for bucket in np.unique(bucket_of)]
-        self._widths = [dict(zip(examples[0], lengths[bucket].max(axis=0), strict=True)) for bucket in self._buckets]
+        widths = [-(-lengths[bucket].max(axis=0) // width_multiple) * width_multiple for bucket in self._buckets]
+        self._widths = [dict(zip(examples[0], map(int, sizes), strict=True)) for sizes in widths]
         self._rows = [max(1, config.tokens // max(widths.values())) for widths in self._widths]
         self._per_bucket = [-(-len(b) // rows) for b, rows in zip(self._buckets, self._rows, strict=True)]
         self._epoch: tuple[int, list[tuple[int, np.ndarray]]] = (-1, [])

@@ -4,26 +4,26 @@ With a key per row, made from (seed, step, slot), the noise of an example does n
 over devices or micro-batches.
 """
 
+import math
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key, UInt32
 
 
 def dropout(x: Float[Array, "B *shape"], rate: float, key: Key[Array, "#B"] | None) -> Float[Array, "B *shape"]:
     """x with each entry zeroed with chance `rate` and the others divided by 1 - rate (Srivastava et al. 2014).
 
-    Without a key, or at rate 0, it is the identity. The rate is rounded to a multiple of 2^-16.
+    Without a key, or at rate 0, it is the identity.
     """
     if key is None or rate == 0:
         return x
     if not 0 <= rate < 1:
         raise ValueError(f"the dropout rate must be at least 0 and below 1; got {rate}")
-    threshold = round(rate * 2**16)
     if key.ndim:
-        bits = jax.vmap(lambda row: jax.random.bits(row, x.shape[1:], jnp.uint16))(key)
-    else:
-        bits = jax.random.bits(key, x.shape, jnp.uint16)
-    return jnp.where(bits >= threshold, x / (1 - threshold / 2**16), jnp.zeros_like(x))
+        return _drop(x, jax.vmap(_salt)(key), rate)
+    return _drop(x[None], _salt(key)[None], rate)[0]
 
 
 def split(key: Key[Array, "*B"] | None, count: int) -> tuple[Key[Array, "*B"] | None, ...]:
@@ -33,3 +33,33 @@ def split(key: Key[Array, "*B"] | None, count: int) -> tuple[Key[Array, "*B"] | 
     if key.ndim:
         return tuple(jax.vmap(lambda row: jax.random.split(row, count), out_axes=1)(key))
     return tuple(jax.random.split(key, count))
+
+
+# The backward pass draws the mask again: a few integer operations cost less than writing it down and reading it back.
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+def _drop(x: Float[Array, "B *shape"], salt: UInt32[Array, "B 2"], rate: float) -> Float[Array, "B *shape"]:
+    return jnp.where(_keep(salt, x.shape[1:], rate), x * (1 / (1 - rate)), jnp.zeros_like(x))
+
+
+def _salt(key: Key[Array, ""]) -> UInt32[Array, "2"]:
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def _keep(salt: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float) -> Bool[Array, "B *shape"]:
+    """True with chance 1 - rate: a hash of the place in the row and of the row's salt.
+
+    The salt comes from JAX's generator; to run that generator for every entry would cost more than the matrix products
+    of a small model. A hash is a function of the place alone, so it is fused into whatever uses the mask.
+    """
+    place = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(1, *shape)
+    first, second = (jnp.expand_dims(word, tuple(range(1, place.ndim))) for word in (salt[:, 0], salt[:, 1]))
+    start = place + first
+    word = _mix((start ^ (start >> 16)) * jnp.uint32(0x7FEB352D) ^ second)
+    return word >= jnp.uint32(round(rate * 2**32))
+
+
+def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """A bijection of 32-bit words in which every bit of the input reaches every bit of the output."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
+    x = (x ^ (x >> 15)) * jnp.uint32(0xD35A2D97)
+    return x ^ (x >> 15)

@@ -1,6 +1,7 @@
 """The position-wise feed-forward network."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import jax
@@ -41,7 +42,13 @@ def feed_forward(
 
     With a `gate` G it is (f(x G) * (x W1 + b1)) W2 + b2 (Shazeer 2020): SwiGLU for f = silu, GEGLU for f = gelu.
     """
-    hidden = linear(x, weight_in, bias_in)
     f = activation_function(activation)
-    hidden = f(hidden) if gate is None else f(linear(x, gate)) * hidden
-    return linear(dropout(hidden, dropout_rate, dropout_key), weight_out, bias_out)
+
+    # The backward pass computes the activation again: that is cheaper than to keep it beside its argument.
+    @partial(jax.checkpoint, prevent_cse=False)
+    def activate_and_project(hidden, gated, weight_out, bias_out):
+        active = f(hidden) if gated is None else f(gated) * hidden
+        return linear(dropout(active, dropout_rate, dropout_key), weight_out, bias_out)
+
+    gated = None if gate is None else linear(x, gate)
+    return activate_and_project(linear(x, weight_in, bias_in), gated, weight_out, bias_out)

@@ -1,6 +1,7 @@
-"""Running one step on many devices: logical axes, and strategies."""
+"""Running one step on many devices: logical axes, strategies, the host."""
 
 from transformer_jax.parallel.axes import constrain, partition
-from transformer_jax.parallel.strategy import Strategy, StrategyName, give_threads_to_devices
+from transformer_jax.parallel.host import prepare_host
+from transformer_jax.parallel.strategy import Strategy, StrategyName
 
-__all__ = ["Strategy", "StrategyName", "constrain", "give_threads_to_devices", "partition"]
+__all__ = ["Strategy", "StrategyName", "constrain", "partition", "prepare_host"]

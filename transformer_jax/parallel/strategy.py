@@ -3,8 +3,6 @@
 A step is written once, for one device's share of the batch; given an `axis_name` it sums over the devices itself.
 """
 
-import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -56,14 +54,3 @@ class Strategy:
         if x.shape[0] % self.num_devices:
             raise ValueError(f"a batch of {x.shape[0]} rows does not divide over {self.num_devices} devices")
         return x.reshape(self.num_devices, -1, *x.shape[1:])
-
-
-def give_threads_to_devices() -> None:
-    """Let XLA have two threads for each simulated CPU device: with fewer, jax 0.10 can wait for itself forever.
-
-    To be called before JAX starts its devices; without simulated ones it does nothing.
-    """
-    flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    count = max(int(flag.group(1)) if flag else 1, jax.config.read("jax_num_cpu_devices"))
-    if count > 1:
-        os.environ.setdefault("NPROC", str(max(2 * count, os.cpu_count() or 1)))

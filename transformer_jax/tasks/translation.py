@@ -110,7 +110,9 @@ class Translation:
         return translations
 
     def _batches(self, examples: Sequence[Example], strategy: Strategy) -> Batches:
-        return Batches(examples, self.batching, pad_id=self.tokenizer.pad_id, multiple=strategy.num_devices)
+        return Batches(
+            examples, self.batching, pad_id=self.tokenizer.pad_id, multiple=strategy.num_devices, width_multiple=8
+        )
 
     def _translations(self, model: Transformer, source: Array) -> list[str]:
         tokens, lengths = map(np.asarray, _search(model, source, task=self))

@@ -1,0 +1,77 @@
+"""Every config trains for two steps at a tiny size."""
+
+from pathlib import Path
+
+import pytest
+
+import train
+from transformer_jax.commands.train import train_and_show
+from transformer_jax.training.metrics import read_metrics
+
+ROOT = Path(__file__).parent.parent
+TINY = [
+    *("--model.d-model", "16", "--model.num-heads", "2", "--model.d-ff", "32"),
+    *("--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"),
+    *("--batching.tokens", "64", "--batching.num-buckets", "1"),
+    *("--steps", "2", "--evaluate-every", "2", "--strategy", "jit", "--decoding.extra-length", "4"),
+]
+DATES = ["--data.train-size", "50", "--data.valid-size", "3", "--data.test-size", "3"]
+WMT = ["--model.vocab-size", "300", "--tokenizer.vocab-size", "300", "--model.max-length", "32"]
+
+
+@pytest.fixture(scope="module")
+def wmt14(tmp_path_factory):
+    """A WMT14 of a few sentences, prepared as TFDS would prepare the real one as array_record."""
+    import tensorflow_datasets as tfds
+
+    folder = tmp_path_factory.mktemp("tensorflow_datasets")
+    pairs = [(f"The house has {n} doors.", f"Das Haus hat {n} Türen.") for n in range(12)]
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name="wmt14_translate",
+        config="de-en",
+        version="1.0.0",
+        features=tfds.features.FeaturesDict({"de": tfds.features.Text(), "en": tfds.features.Text()}),
+        split_datasets={
+            split: [{"en": english, "de": german} for english, german in pairs]
+            for split in ("train", "validation", "test")
+        },
+        data_dir=folder,
+        file_format="array_record",
+        disable_shuffling=True,
+    )
+    return ["--data.data-dir", str(folder)]
+
+
+def test_every_config_is_known_here():
+    assert {path.name for path in (ROOT / "configs").glob("*.py")} == {"dates.py", "wmt14_base.py", "wmt14_big.py"}
+
+
+@pytest.mark.parametrize("name", ["dates", "wmt14_base", "wmt14_big"])
+def test_trains_for_two_steps(name, tmp_path, request, capsys):
+    flags = DATES if name == "dates" else [*WMT, *request.getfixturevalue("wmt14")]
+    config = train.parse([str(ROOT / "configs" / f"{name}.py"), *TINY, *flags, "--workdir", str(tmp_path / name)])
+    train_and_show(config)
+    assert [(line["step"], line["split"]) for line in read_metrics(tmp_path / name / "metrics.jsonl")] == [
+        (2, "valid"),
+        (2, "test"),
+    ]
+    assert "held-out samples" in capsys.readouterr().out
+
+
+def test_the_papers_settings():
+    config = train.parse([str(ROOT / "configs" / "wmt14_big.py")])
+    assert (config.model.d_model, config.model.num_heads, config.model.d_ff, config.steps) == (1024, 16, 4096, 300_000)
+    assert config.optimizer.warmup_steps == 4000 and config.label_smoothing == 0.1
+    assert (config.decoding.num_beams, config.decoding.alpha) == (4, 0.6)
+    assert config.workdir == Path("runs/wmt14_big")
+
+
+def test_a_set_that_is_not_there_is_named(tmp_path, capsys):
+    from transformer_jax.commands.errors import user_errors
+
+    flags = ["--data.data-dir", str(tmp_path), "--workdir", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as stop, user_errors():
+        train_and_show(train.parse([str(ROOT / "configs" / "wmt14_base.py"), *flags]))
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: wmt14_translate/de-en cannot be read from") and error.count("\n") == 1
