@@ -1,6 +1,7 @@
 """Every config trains for two steps at a tiny size."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -24,21 +25,25 @@ def wmt14(tmp_path_factory):
     """A WMT14 of a few sentences, prepared as TFDS would prepare the real one as array_record."""
     import tensorflow_datasets as tfds
 
+    with tfds.core.registered.skip_registration():
+
+        class Wmt14Translate(tfds.core.GeneratorBasedBuilder):
+            VERSION = tfds.core.Version("1.0.0")
+            BUILDER_CONFIGS: ClassVar = [tfds.core.BuilderConfig(name="de-en")]
+
+            def _info(self):
+                features = tfds.features.FeaturesDict({"de": tfds.features.Text(), "en": tfds.features.Text()})
+                return tfds.core.DatasetInfo(builder=self, features=features)
+
+            def _split_generators(self, manager):
+                return {split: self._generate_examples() for split in ("train", "validation", "test")}
+
+            def _generate_examples(self):
+                for n in range(12):
+                    yield n, {"en": f"The house has {n} doors.", "de": f"Das Haus hat {n} Türen."}
+
     folder = tmp_path_factory.mktemp("tensorflow_datasets")
-    pairs = [(f"The house has {n} doors.", f"Das Haus hat {n} Türen.") for n in range(12)]
-    tfds.dataset_builders.store_as_tfds_dataset(
-        name="wmt14_translate",
-        config="de-en",
-        version="1.0.0",
-        features=tfds.features.FeaturesDict({"de": tfds.features.Text(), "en": tfds.features.Text()}),
-        split_datasets={
-            split: [{"en": english, "de": german} for english, german in pairs]
-            for split in ("train", "validation", "test")
-        },
-        data_dir=folder,
-        file_format="array_record",
-        disable_shuffling=True,
-    )
+    Wmt14Translate(config="de-en", data_dir=folder, file_format="array_record").download_and_prepare()
     return ["--data.data-dir", str(folder)]
 
 

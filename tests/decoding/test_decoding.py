@@ -31,21 +31,18 @@ def source():
 
 
 @pytest.fixture(scope="module")
-def hypotheses(model, source):
-    """For each source, (tokens, log-probability, ended) of every sequence: ended early, or of the full length."""
+def prefix_scores(model, source):
+    """The log-probability of every prefix, for each source."""
     sequences = np.array(list(itertools.product(range(VOCAB), repeat=LENGTH)))
     inputs = np.concatenate([np.full((len(sequences), 1), BEGIN), sequences[:, :-1]], axis=1)
     every = []
     for row in source:
         logits = tiny.forward(model, jnp.repeat(row[None], len(sequences), axis=0), jnp.asarray(inputs))
-        log_probabilities = np.asarray(jax.nn.log_softmax(logits), np.float64)
-        found = {}
-        for tokens, scores in zip(sequences, log_probabilities, strict=True):
-            ends = np.flatnonzero(tokens == END)
-            length = ends[0] + 1 if len(ends) else LENGTH
-            kept = tuple(int(token) for token in tokens[:length])
-            found[kept] = (float(scores[np.arange(length), tokens[:length]].sum()), bool(len(ends)))
-        every.append(found)
+        chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), sequences[:, :, None], axis=2)[:, :, 0]
+        sums = np.cumsum(chosen, axis=1, dtype=np.float64)
+        every.append(
+            {tuple(map(int, t[: n + 1])): s[n] for t, s in zip(sequences, sums, strict=True) for n in range(LENGTH)}
+        )
     return every
 
 
@@ -59,62 +56,32 @@ def run(strategy, model, source, **options):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-def test_a_beam_wide_enough_finds_the_best_of_all_sequences(model, source, hypotheses, alpha):
-    width = VOCAB**LENGTH
-    beams = run(beam_search, model, source, num_beams=width, alpha=alpha)
-    for row, found in enumerate(hypotheses):
-        finished = {
-            tokens: score / ((5 + len(tokens)) / 6) ** alpha for tokens, (score, ended) in found.items() if ended
-        }
+def test_a_beam_wide_enough_finds_the_best_of_all_sequences(model, source, prefix_scores, alpha):
+    beams = run(beam_search, model, source, num_beams=VOCAB**LENGTH, alpha=alpha)
+    for row, scores in enumerate(prefix_scores):
+        whole = {t: s / ((5 + len(t)) / 6) ** alpha for t, s in scores.items() if END not in t[:-1]}
+        finished = {tokens: score for tokens, score in whole.items() if tokens[-1] == END}
         best = sorted(finished, key=finished.get, reverse=True)
         for place in range(20):
             length = beams.lengths[row, place]
             assert tuple(beams.tokens[row, place, : length + 1]) == best[place]
             assert beams.scores[row, place] == pytest.approx(finished[best[place]], rel=1e-4)
-        # All that ended come first, then all that did not.
-        unfinished = sorted((score for score, ended in found.values() if not ended), reverse=True)
+        # All that ended come first, then those that did not.
+        unfinished = max(score for tokens, score in whole.items() if END not in tokens and len(tokens) == LENGTH)
         assert beams.lengths[row, len(finished)] == LENGTH
-        expected = unfinished[0] / ((5 + LENGTH) / 6) ** alpha
-        assert beams.scores[row, len(finished)] == pytest.approx(expected, rel=1e-4)
+        assert beams.scores[row, len(finished)] == pytest.approx(unfinished, rel=1e-4)
 
 
-def python_beam_search(found, num_beams, alpha):
-    """The same search over the table of all hypotheses, without arrays, caches or early stopping."""
-
-    def score(prefix):
-        """Log-probability of a prefix: that of all its continuations together is not needed, any one's sum is."""
-        return prefix_scores[prefix]
-
-    prefix_scores = found
-    live, finished = [((), 0.0)], []
+def python_beam_search(scores, num_beams, alpha):
+    """The same search over a table of all prefixes, without arrays, caches or early stopping."""
+    live, finished = [()], []
     for length in range(1, LENGTH + 1):
-        grown = [((*tokens, token), score((*tokens, token))) for tokens, _ in live for token in range(VOCAB)]
-        grown.sort(key=lambda item: item[1], reverse=True)
-        grown = grown[: 2 * num_beams]
-        finished += [(t, s / ((5 + length) / 6) ** alpha) for t, s in grown if t[-1] == END]
+        grown = [(*tokens, token) for tokens in live for token in range(VOCAB)]
+        grown = sorted(grown, key=scores.get, reverse=True)[: 2 * num_beams]
+        finished += [(tokens, scores[tokens] / ((5 + length) / 6) ** alpha) for tokens in grown if tokens[-1] == END]
         finished = sorted(finished, key=lambda item: item[1], reverse=True)[:num_beams]
-        live = [item for item in grown if item[0][-1] != END][:num_beams]
+        live = [tokens for tokens in grown if tokens[-1] != END][:num_beams]
     return finished
-
-
-@pytest.fixture(scope="module")
-def prefix_scores(model, source):
-    """Log-probability of every prefix, for each source."""
-    sequences = np.array(list(itertools.product(range(VOCAB), repeat=LENGTH)))
-    inputs = np.concatenate([np.full((len(sequences), 1), BEGIN), sequences[:, :-1]], axis=1)
-    every = []
-    for row in source:
-        logits = tiny.forward(model, jnp.repeat(row[None], len(sequences), axis=0), jnp.asarray(inputs))
-        chosen = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), sequences[:, :, None], axis=2)[:, :, 0]
-        sums = np.cumsum(chosen, axis=1)
-        every.append(
-            {
-                tuple(map(int, t[: n + 1])): float(s[n])
-                for t, s in zip(sequences, sums, strict=True)
-                for n in range(LENGTH)
-            }
-        )
-    return every
 
 
 @pytest.mark.parametrize("num_beams", [1, 2, 3])

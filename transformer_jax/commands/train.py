@@ -14,14 +14,14 @@ NUM_SAMPLES = 8
 
 
 def train_and_show(config: Config) -> None:
-    """Train, then print sample translations of the test split and draw the attention of the first."""
+    """Train, then print sample translations of the test split and draw the attention of the longest."""
     run, state = train(config)
     records = run.config.data.split("test")
     samples = [records[i] for i in range(min(NUM_SAMPLES, len(records)))]
     if samples:
         _print_samples(run, state.model, samples)
         picture = run.workdir.path / "attention.png"
-        draw_attention(run, state.model, samples[0]["source"], picture)
+        draw_attention(run, state.model, max((sample["source"] for sample in samples), key=len), picture)
         print(f"attention picture: {picture}")
     print(f"run: {run.workdir.path} (config, metrics, checkpoints; the same command goes on from here)")
 

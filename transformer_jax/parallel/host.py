@@ -1,6 +1,7 @@
 """What a program on this machine should say before JAX starts."""
 
 import ctypes
+import logging
 import os
 import re
 
@@ -8,15 +9,16 @@ import jax
 
 
 def prepare_host() -> None:
-    """Give simulated devices enough threads, and let the process keep the memory it has freed."""
+    """Give simulated devices enough threads, let the process keep the memory it has freed, and quiet the libraries."""
     _give_threads_to_simulated_devices()
     _keep_freed_memory()
+    logging.getLogger("absl").setLevel(logging.ERROR)
 
 
 def _give_threads_to_simulated_devices() -> None:
     """XLA needs two threads for each simulated CPU device: with fewer, jax 0.10 can wait for itself forever."""
     flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    count = max(int(flag.group(1)) if flag else 1, jax.config.jax_num_cpu_devices)
+    count = max(int(flag.group(1)) if flag else 1, getattr(jax.config, "jax_num_cpu_devices", 1))
     if count > 1:
         os.environ.setdefault("NPROC", str(max(2 * count, os.cpu_count() or 1)))
 

@@ -28,6 +28,13 @@ class Strategy:
         count = jax.local_device_count()
         return cls(count, "data") if name == "pmap" or (name == "auto" and count > 1) else cls(1, None)
 
+    def describe(self) -> str:
+        """Where a step runs, for people."""
+        kind = jax.local_devices()[0].device_kind
+        return (
+            f"jit on one device ({kind})" if self.axis_name is None else f"pmap on {self.num_devices} devices ({kind})"
+        )
+
     def compile(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """The step `(state, batch) -> (state, metrics)` compiled. The state is whole on every device, and given up."""
         if self.axis_name is None:

@@ -123,6 +123,11 @@ class _Loop:
         batches = Batches(
             fitting, config.batching, pad_id=run.task.tokenizer.pad_id, seed=config.seed, multiple=multiple
         )
+        size = sum(leaf.size for leaf in jax.tree.leaves(self.state.model))
+        self._progress.note(
+            f"{size:,} parameters, {len(fitting):,} examples in {batches.per_epoch:,} batches, "
+            f"{run.strategy.describe()}; the first steps take long: they are compiled"
+        )
         numbers = grain.MapDataset.range(first, config.steps)
         return iter(
             numbers.map(batches.__getitem__).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
@@ -140,17 +145,15 @@ class _Loop:
                 f"{self._checkpoints.latest()}. Lower the learning rate, or set optimizer.clip_norm"
             )
         self._tokens += figures["tokens"]
-        self._steps += 1
-        seconds = time.monotonic() - self._since
-        figures["tokens_per_second"] = self._tokens / seconds
-        self._progress.update(step, figures["loss"], figures["tokens_per_second"], seconds / self._steps)
+        figures["tokens_per_second"] = self._tokens / (time.monotonic() - self._since)
+        self._progress.update(step, figures["loss"], figures["tokens_per_second"])
         if step % self.run.config.log_every == 0:
             figures["learning_rate"] = float(self._learning_rate(step - 1))
             self._metrics.write(step, "train", figures)
             self._restart_clock()
 
     def _restart_clock(self) -> None:
-        self._since, self._tokens, self._steps = time.monotonic(), 0.0, 0
+        self._since, self._tokens = time.monotonic(), 0.0
 
 
 def describe(figures: dict[str, float]) -> str:

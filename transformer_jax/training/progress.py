@@ -1,7 +1,9 @@
 """The live line of a run: how far, how well, how fast, how long to go."""
 
+import statistics
 import sys
 import time
+from collections import deque
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -12,8 +14,9 @@ class ProgressLine:
 
     def __init__(self, total: int, done: int, *, seconds_between_lines: float = 15.0):
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._total, self._first = total, done
+        self._total = total
         self._interval, self._printed = seconds_between_lines, time.monotonic()
+        self._updated, self._durations = time.monotonic(), deque[float](maxlen=100)
         self._bar = Progress(
             TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"),
             BarColumn(),
@@ -22,7 +25,7 @@ class ProgressLine:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=total, completed=done, figures="compiling")
+        self._task = self._bar.add_task("train", total=total, completed=done, figures="starting")
 
     def __enter__(self) -> "ProgressLine":
         self._bar.start()
@@ -31,10 +34,14 @@ class ProgressLine:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def update(self, step: int, loss: float, tokens_per_second: float, seconds_per_step: float) -> None:
-        """Show the figures of the newest step."""
-        left = _duration((self._total - step) * seconds_per_step)
-        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {left} left"
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        """Show the figures of the newest step. The time left goes by the median step, which knows no compiling."""
+        now = time.monotonic()
+        self._durations.append(now - self._updated)
+        self._updated = now
+        left = _duration((self._total - step) * statistics.median(self._durations))
+        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+        figures += f"  {left} left" if len(self._durations) > 5 else ""
         self._bar.update(self._task, completed=step, figures=figures)
         if not self._console.is_terminal and time.monotonic() - self._printed >= self._interval:
             self._printed = time.monotonic()
