@@ -7,14 +7,14 @@ from transformer_jax.models import TransformerConfig
 from transformer_jax.tasks import DecodingConfig
 from transformer_jax.training import Config, OptimizerConfig
 
-steps = 1600
+steps = 2000
 
 config = Config(
     model=replace(
         TransformerConfig.base(vocab_size=None, pad_id=None),
         d_model=128,
         num_heads=4,
-        d_ff=512,
+        d_ff=256,
         num_encoder_layers=2,
         num_decoder_layers=2,
         dropout_rate=0.0,  # values never come again, so there is nothing to learn by heart
@@ -27,6 +27,6 @@ config = Config(
     label_smoothing=0.0,  # a source has one translation
     decoding=DecodingConfig(num_beams=1),
     steps=steps,
-    evaluate_every=800,
-    save_every=400,
+    evaluate_every=1000,
+    save_every=500,
 )
