@@ -177,7 +177,7 @@ steps = jnp.arange(20_000)
 for d_model, warmup in ((512, 4000), (512, 8000), (256, 4000)):
     plt.plot(steps, inverse_square_root(d_model, warmup)(steps), label=f"d = {d_model}, warm-up {warmup:,}")
 plt.gca().set(xlabel="update", ylabel="learning rate")
-plt.legend()
+plt.legend();
 
 # %% [markdown]
 # ## 5.4 Label smoothing
