@@ -177,7 +177,7 @@ steps = jnp.arange(20_000)
 for d_model, warmup in ((512, 4000), (512, 8000), (256, 4000)):
     plt.plot(steps, inverse_square_root(d_model, warmup)(steps), label=f"d = {d_model}, warm-up {warmup:,}")
 plt.gca().set(xlabel="update", ylabel="learning rate")
-plt.legend();
+_ = plt.legend()
 
 # %% [markdown]
 # ## 5.4 Label smoothing
@@ -194,7 +194,7 @@ print(f"{total / weight:.4f} per token over {weight:.0f} tokens")
 # ## 6 Training
 #
 # The default of `train.py`: a small encoder-decoder that translates dates, times, numbers and units from English into
-# five languages, held-out values. About three minutes on two cores; when the run is there already, it is taken up.
+# five languages, held-out values. About three minutes on two cores; when the run is there already, it is used.
 
 # %%
 config = runpy.run_path("../configs/dates.py")["config"]
@@ -221,21 +221,19 @@ for text, translation in zip(texts, run.task.translate(state.model, texts, run.s
 # %% [markdown]
 # ## What it attends to
 #
-# The weights of every layer and head come from the same functions. The word for *March* is read from `March`, the
-# digits of the year from the digits.
+# The weights of every layer and head come from the same functions. A row of the cross-attention is the token being
+# written: 月 is written while looking at `March`, the digits of the year while looking at its digits.
 
 # %%
-source, target = (
-    "<ja> Tuesday, March 4, 2025",
-    run.task.translate(state.model, ["<ja> Tuesday, March 4, 2025"], run.strategy)[0],
-)
+source = "<ja> Tuesday, March 4, 2025"
+(target,) = run.task.translate(state.model, [source], run.strategy)
 (example,) = run.task.encode([{"source": source, "target": target}])
-source_ids, target_ids = jnp.array([example["source"]]), jnp.array([example["target"]])[:, :-1]
-weights = jax.jit(tj.models.Transformer.attention)(state.model, source_ids, target_ids)
+source_ids, target_ids = jnp.array([example["source"]]), jnp.array([example["target"]])
+weights = jax.jit(tj.models.Transformer.attention)(state.model, source_ids, target_ids[:, :-1])
 tokens = run.task.tokenizer.tokens
 attention_figure(
     [
-        AttentionPanel("cross", weights.cross[-1, 0], tokens(target_ids[0]), tokens(source_ids[0])),
+        AttentionPanel("cross", weights.cross[-1, 0], tokens(target_ids[0, 1:]), tokens(source_ids[0])),
         AttentionPanel("encoder", weights.encoder[-1, 0], tokens(source_ids[0]), tokens(source_ids[0])),
     ],
     title=f"{source} → {target}",
