@@ -7,8 +7,6 @@ from transformer_jax.models import TransformerConfig
 from transformer_jax.tasks import DecodingConfig
 from transformer_jax.training import Config, OptimizerConfig
 
-steps = 2000
-
 config = Config(
     model=replace(
         TransformerConfig.base(vocab_size=None, pad_id=None),
@@ -23,10 +21,10 @@ config = Config(
     data=Dates(train_size=60_000),
     tokenizer=TokenizerConfig(vocab_size=512),
     batching=BatchingConfig(tokens=1024, num_buckets=3),
-    optimizer=OptimizerConfig(schedule="linear", peak=2e-3, warmup_steps=200, total_steps=steps),
+    optimizer=OptimizerConfig(schedule="linear", peak=2e-3, warmup_steps=200),
     label_smoothing=0.0,  # a source has one translation
     decoding=DecodingConfig(num_beams=1),
-    steps=steps,
+    steps=2000,
     evaluate_every=1000,
     save_every=500,
 )

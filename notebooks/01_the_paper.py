@@ -222,7 +222,7 @@ for text, translation in zip(texts, run.task.translate(state.model, texts, run.s
 # ## What it attends to
 #
 # The weights of every layer and head come from the same functions. A row of the cross-attention is the token being
-# written: 月 is written while looking at `March`, the digits of the year while looking at its digits.
+# written: 3 while looking at `March`, 火 while looking at `Tu` of Tuesday, the digits of the year one after the other.
 
 # %%
 source = "<ja> Tuesday, March 4, 2025"

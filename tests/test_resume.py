@@ -20,7 +20,8 @@ STEPS = 160
 FLAGS = (
     "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.num-encoder-layers 1 --model.num-decoder-layers 1 "
     "--model.dropout-rate 0.1 --data.train-size 200 --data.valid-size 8 --data.test-size 8 --batching.tokens 128 "
-    f"--batching.num-buckets 2 --steps {STEPS} --evaluate-every 80 --save-every 20 --log-every 1"
+    f"--batching.num-buckets 2 --optimizer.total-steps 200 --steps {STEPS} --evaluate-every 80 --save-every 20 "
+    "--log-every 1"
 ).split()
 
 

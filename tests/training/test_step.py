@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from tests import tiny
+from transformer_jax.data import Batches, BatchingConfig
 from transformer_jax.functional import cross_entropy
 from transformer_jax.parallel import Strategy
 from transformer_jax.training import OptimizerConfig, TrainState, make_train_step
@@ -141,3 +142,19 @@ def test_clipping_bounds_the_global_norm():
     _, after = optimizer.update(gradients, state, gradients)
     first_moment = after[1].mu
     assert float(optax.global_norm(first_moment)) == pytest.approx(0.1 * 0.5, rel=1e-5)
+
+
+def test_an_epoch_of_ragged_data_compiles_once_per_bucket():
+    random = np.random.default_rng(0)
+    examples = [{"source": [4] * random.integers(1, 30), "target": [5] * random.integers(1, 30)} for _ in range(60)]
+    batches = Batches(examples, BatchingConfig(64, 3), pad_id=tiny.PAD)
+
+    def size(model, batch, key):
+        return jnp.sum(model.embedding(batch["source"])), jnp.sum(batch["target"] != tiny.PAD)
+
+    step = Strategy(1, None).compile(make_train_step(size, optax.sgd(0.1)))
+    state = start(optax.sgd(0.1))
+    for number in range(batches.per_epoch):
+        state, _ = step(state, batches[number])
+    assert batches.per_epoch > 3
+    assert step._cache_size() == 3

@@ -73,6 +73,9 @@ class _Loop:
         first = int(self.state.step)
         if first >= config.steps:
             return
+        horizon = config.optimizer.total_steps
+        if config.optimizer.schedule != "inverse_square_root" and horizon is not None and horizon < config.steps:
+            self._progress.note(f"note: the learning rate is zero from step {horizon:,} on (optimizer.total_steps)")
         step_function = strategy.compile(
             make_train_step(
                 self.run.task.loss, self.run.optimizer, accumulate=config.accumulate, axis_name=strategy.axis_name

@@ -23,8 +23,8 @@ class OptimizerConfig:
     """Factor on the paper's d_model^-0.5 * min(n^-0.5, n * warmup^-1.5); for inverse_square_root."""
     peak: float = 1e-3
     """Learning rate at the end of the warm-up; for cosine and linear."""
-    total_steps: int = 100_000
-    """Where cosine and linear reach zero. To stop somewhere, see steps."""
+    total_steps: int | None = None
+    """Where cosine and linear reach zero; None takes the steps that the run was begun with."""
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-9
@@ -36,13 +36,13 @@ class OptimizerConfig:
     def __post_init__(self):
         if self.warmup_steps < 1:
             raise UserError(f"warmup_steps must be at least 1; got {self.warmup_steps}")
-        if self.schedule != "inverse_square_root" and self.total_steps <= self.warmup_steps:
-            raise UserError(f"total_steps={self.total_steps} must be more than warmup_steps={self.warmup_steps}")
 
     def learning_rate(self, d_model: int) -> Schedule:
         """The learning rate as a function of the step."""
         if self.schedule == "inverse_square_root":
             return inverse_square_root(d_model, self.warmup_steps, self.scale)
+        if self.total_steps is None:
+            raise UserError(f"schedule={self.schedule!r} falls to zero at total_steps, which is None; set it")
         kind = {"cosine": cosine, "linear": linear}[self.schedule]
         return kind(self.peak, self.warmup_steps, self.total_steps)
 

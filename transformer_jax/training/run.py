@@ -9,7 +9,7 @@ from flax import nnx
 
 from transformer_jax.data import Tokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.models import Transformer, TransformerConfig
+from transformer_jax.models import Transformer
 from transformer_jax.models.transformer import Precision
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks import Translation
@@ -36,8 +36,7 @@ class Run:
             raise UserError("workdir is not set; give --workdir")
         workdir = Workdir(config.workdir)
         tokenizer = _load_or_train_tokenizer(workdir, config)
-        before = workdir.config().model if workdir.config_file.exists() else None
-        config = replace(config, model=_resolve(config.model, tokenizer, before))
+        config = _resolve(config, tokenizer, workdir.config() if workdir.config_file.exists() else None)
         workdir.claim(config)
         tokenizer.save(workdir.tokenizer_file)
         return cls._assemble(workdir, config, tokenizer)
@@ -86,17 +85,20 @@ def _load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
     return Tokenizer.train(texts, config.tokenizer, tags=config.data.tags())
 
 
-def _resolve(model: TransformerConfig, tokenizer: Tokenizer, before: TransformerConfig | None) -> TransformerConfig:
-    """What the config leaves to the tokenizer and the machine; a run that goes on keeps its precision."""
+def _resolve(config: Config, tokenizer: Tokenizer, before: Config | None) -> Config:
+    """What the config leaves to the tokenizer, the machine and the run; a run that goes on keeps what it has."""
+    model, optimizer = config.model, config.optimizer
     if model.vocab_size is None:
         model = replace(model, vocab_size=tokenizer.vocab_size)
     if model.pad_id is None:
         model = replace(model, pad_id=tokenizer.pad_id)
     if model.dtype == "auto":
         here: Precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-        model = replace(model, dtype=before.dtype if before else here)
+        model = replace(model, dtype=before.model.dtype if before else here)
+    if optimizer.total_steps is None:
+        optimizer = replace(optimizer, total_steps=before.optimizer.total_steps if before else config.steps)
     if model.vocab_size is None or model.vocab_size < tokenizer.vocab_size:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids but model.vocab_size is {model.vocab_size}")
     if model.pad_id != tokenizer.pad_id:
         raise UserError(f"the tokenizer pads with id {tokenizer.pad_id} but model.pad_id is {model.pad_id}")
-    return model
+    return replace(config, model=model, optimizer=optimizer)
