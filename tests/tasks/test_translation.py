@@ -1,0 +1,74 @@
+"""Figures of a set do not depend on how it is batched, nor on how many devices it is evaluated on."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests import tiny
+from transformer_jax.data import BatchingConfig, Dates, Tokenizer, TokenizerConfig
+from transformer_jax.errors import UserError
+from transformer_jax.parallel import Strategy
+from transformer_jax.tasks import DecodingConfig, Translation
+
+DATA = Dates(train_size=100, test_size=103)
+ONE = Strategy(1, None)
+
+
+@pytest.fixture(scope="module")
+def task():
+    texts = [text for record in DATA.split("train") for text in record.values()]
+    tokenizer = Tokenizer.train(texts, TokenizerConfig(300), tags=DATA.tags())
+    return Translation(tokenizer, 64, 0.1, DecodingConfig(num_beams=1, extra_length=2), BatchingConfig(512, 1))
+
+
+@pytest.fixture(scope="module")
+def model(task):
+    return tiny.make(replace(tiny.CONFIG, vocab_size=task.tokenizer.vocab_size, pad_id=task.tokenizer.pad_id))
+
+
+@pytest.fixture(scope="module")
+def figures(task, model):
+    return task.evaluate(model, DATA.split("test"), ONE)
+
+
+@pytest.mark.parametrize(("tokens", "devices"), [(200, 1), (3000, 1), (512, 4)])
+def test_figures_do_not_depend_on_batches_and_devices(task, model, figures, tokens, devices):
+    strategy = ONE if devices == 1 else Strategy(devices, "data")
+    seen = []
+    other = replace(task, batching=BatchingConfig(tokens, 1))
+    again = other.evaluate(strategy.replicate(model), DATA.split("test"), strategy, tick=seen.append)
+    assert again["loss"] == pytest.approx(figures["loss"], rel=1e-5)
+    assert again["exact_match"] == figures["exact_match"]
+    assert sum(seen) == 103
+
+
+def test_exact_match_counts_what_is_exactly_right(task, model):
+    records = [*DATA.split("test")]
+    outputs = task.translate(model, [record["source"] for record in records], ONE)
+    right = [{**record, "target": output} for record, output in zip(records, outputs, strict=True)]
+    assert task.evaluate(model, right, ONE)["exact_match"] == 1
+    half = [*right[:50], *({**record, "target": record["target"] + "x"} for record in right[50:])]
+    assert task.evaluate(model, half, ONE)["exact_match"] == pytest.approx(50 / 103)
+
+
+def test_a_translation_does_not_depend_on_its_neighbours(task, model):
+    texts = ["<de> 5 km", "<ja> Tuesday, March 4, 2025", "<fr> 3/4"]
+    together = task.translate(model, texts, ONE)
+    assert together == [task.translate(model, [text], ONE)[0] for text in texts]
+
+
+def test_the_loss_masks_padding_whatever_its_id(task):
+    assert task.tokenizer.pad_id == 0
+    source, target = tiny.pairs()
+    batch = {"source": source, "target": target}
+
+    class PadIsOne:
+        pad_id = tiny.PAD
+
+    _, weight = replace(task, tokenizer=PadIsOne()).loss(tiny.make(), batch, None)
+    assert int(weight) == int((target[:, 1:] != tiny.PAD).sum())
+
+
+def test_too_long_a_text_is_named(task, model):
+    with pytest.raises(UserError, match=r"line 8 has \d+ tokens; the model reads at most 64"):
+        task.translate(model, ["<de> 5 km", "x" * 100], ONE, first_number=7)
