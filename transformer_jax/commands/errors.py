@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from transformer_jax.errors import UserError
 from transformer_jax.training import Interrupted
-from transformer_jax.training.interrupt import EXIT_CODE
+from transformer_jax.training.interrupt import EXIT_CODE, MESSAGE
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def user_errors() -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except Interrupted:
-        print("stopped and saved; the same command goes on from here", file=sys.stderr)
+        print(MESSAGE, file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
     except BrokenPipeError:
         sys.stderr.close()

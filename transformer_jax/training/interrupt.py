@@ -4,12 +4,15 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM
 """What a run that was stopped exits with: it is not finished, and a scheduler should know."""
+
+MESSAGE = "stopped and saved; the same command goes on from here"
 
 
 class Interrupted(Exception):
@@ -46,6 +49,7 @@ class Interrupt:
         def wait_for_signal() -> None:
             if reader.recv(1) and not self._noticed.wait(patience):
                 rescue()
+                print(f"\n{MESSAGE}", file=sys.stderr, flush=True)
                 os._exit(EXIT_CODE)
 
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
