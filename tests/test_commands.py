@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -65,6 +66,14 @@ def test_the_same_command_again_trains_nothing_and_adds_nothing(workdir, capsys)
     run_training(*TINY, "--workdir", str(workdir))
     assert (workdir / "metrics.jsonl").read_text() == before
     assert "held-out samples" in capsys.readouterr().out
+
+
+def test_an_evaluation_that_was_cut_short_is_made_up_for(workdir, tmp_path):
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(line for line in lines if '"train"' in line))
+    run_training(*TINY, "--workdir", str(copy))
+    assert (copy / "metrics.jsonl").read_text() == "".join(lines)
 
 
 def test_evaluate_prints_the_figures_of_the_run(workdir, command):

@@ -20,6 +20,9 @@ def user_errors() -> Iterator[None]:
     except Interrupted:
         print(MESSAGE, file=sys.stderr)
         raise SystemExit(EXIT_CODE) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(1) from None

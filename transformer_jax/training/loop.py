@@ -71,6 +71,8 @@ class _Loop:
     def train(self) -> None:
         config, strategy = self.run.config, self.run.strategy
         first = int(self.state.step)
+        if self._evaluation_due(first) and not self._metrics.has(first, "valid"):
+            self.evaluate("valid")  # which a stop had cut short
         if first >= config.steps:
             return
         horizon = config.optimizer.total_steps
@@ -85,10 +87,9 @@ class _Loop:
             self.state, figures = step_function(self.state, batch)
             self._read()
             self._unread = (step, figures)
-            evaluation_due = step % config.evaluate_every == 0 or step == config.steps
-            if evaluation_due or step % config.save_every == 0:
+            if self._evaluation_due(step) or step % config.save_every == 0:
                 self._read()
-                self._checkpoints.save(self.state, self.evaluate("valid") if evaluation_due else None)
+                self._checkpoints.save(self.state, self.evaluate("valid") if self._evaluation_due(step) else None)
                 self._restart_clock()
             self._interrupt.check()
 
@@ -111,6 +112,9 @@ class _Loop:
             self._read()
             self._checkpoints.save(self.state)
             self._checkpoints.wait()
+
+    def _evaluation_due(self, step: int) -> bool:
+        return step > 0 and (step % self.run.config.evaluate_every == 0 or step == self.run.config.steps)
 
     def _batches(self, first: int) -> Iterator[dict[str, np.ndarray]]:
         """The batches from step `first` on, made ahead of time in a thread."""

@@ -22,9 +22,13 @@ class MetricsLog:
         self._file: TextIO = workdir.metrics_file.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(workdir.tensorboard), purge_step=step + 1)
 
+    def has(self, step: int, split: Split) -> bool:
+        """Whether there is a line of this step and split."""
+        return (step, split) in self._seen
+
     def write(self, step: int, split: Split, figures: dict[str, float]) -> None:
         """Add a line, unless there is one of this step and split."""
-        if (step, split) in self._seen:
+        if self.has(step, split):
             return
         self._seen.add((step, split))
         self._file.write(json.dumps({"step": step, "split": split, **figures}) + "\n")
