@@ -194,7 +194,7 @@ print(f"{total / weight:.4f} per token over {weight:.0f} tokens")
 # ## 6 Training
 #
 # The default of `train.py`: a small encoder-decoder that translates dates, times, numbers and units from English into
-# five languages, held-out values. About three minutes on two cores; when the run is there already, it is used.
+# five languages, held-out values. Under four minutes on two cores; when the run is there already, it is used.
 
 # %%
 config = runpy.run_path("../configs/dates.py")["config"]
