@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.decoding.step import Step, check_capacity, prefill
+from transformer_jax.decoding.step import Step, prefill, row_limits
 from transformer_jax.functional import log_softmax
 
 
@@ -41,9 +41,8 @@ def beam_search(
     A hypothesis with its end token leaves the beam with its final score; a live one goes on. The search ends when no
     live one can beat the worst finished one any more, even at the length that favours it most.
     """
-    check_capacity(state, prompt.shape[1], length)
+    limits = row_limits(state, prompt, length, limits)
     num_rows = prompt.shape[0]
-    limits = jnp.full(num_rows, length) if limits is None else jnp.minimum(limits, length)
     last_penalty = length_penalty(limits, alpha)
 
     def rows_of(beams: Array) -> Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.decoding.step import Step, check_capacity, prefill
+from transformer_jax.decoding.step import Step, prefill, row_limits
 from transformer_jax.functional import log_softmax
 
 
@@ -30,9 +30,8 @@ def greedy(
     end_id: int,
 ) -> Greedy:
     """Continue each prompt by at most `length` tokens, and by no more than its own limit, until all have ended."""
-    check_capacity(state, prompt.shape[1], length)
+    limits = row_limits(state, prompt, length, limits)
     num_rows = prompt.shape[0]
-    limits = jnp.full(num_rows, length) if limits is None else jnp.minimum(limits, length)
 
     def unfinished(carry):
         index, _, _, _, _, lengths = carry

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol, TypeVar
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UserError
@@ -29,14 +30,18 @@ class Step(Protocol):
     def __call__(self, tokens: Int[Array, "B T"], state: Any, /) -> tuple[Float[Array, "B T V"], Any]: ...
 
 
-def check_capacity(state: DecodingState, prompt_length: int, length: int) -> None:
-    """Raise when the state has no room for the prompt and what is to be generated (its last token is never read)."""
-    needed = prompt_length + length - 1
+def row_limits(
+    state: DecodingState, prompt: Int[Array, "B P"], length: int, limits: Int[Array, "B"] | None
+) -> Int[Array, "B"]:
+    """How many tokens each row may get: its own limit, at most `length`, for which the state must have room."""
+    num_rows, prompt_length = prompt.shape
+    needed = prompt_length + length - 1  # the last token is never read
     if needed > state.capacity:
         raise UserError(
             f"a prompt of {prompt_length} and {length} new tokens need room for {needed}; "
             f"the cache holds {state.capacity}"
         )
+    return jnp.full(num_rows, length) if limits is None else jnp.minimum(limits, length)
 
 
 def prefill(step: Step, state: Any, prompt: Int[Array, "B P"]) -> tuple[Int[Array, "B 1"], Any]:
