@@ -24,7 +24,11 @@ def _give_threads_to_simulated_devices() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """On CPU, XLA allocates its buffers anew in each step, and glibc would have the kernel clear their pages again."""
+    """On CPU, XLA allocates its buffers anew in each step, and glibc would have the kernel clear their pages again.
+
+    glibc keeps large blocks for the main thread only, so the step must run on the thread that calls it.
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     trim_threshold, mmap_threshold = -1, -3
     try:
         libc = ctypes.CDLL("libc.so.6")
