@@ -19,12 +19,12 @@ config = Config(
         max_length=128,
     ),
     data=Dates(train_size=60_000),
-    tokenizer=TokenizerConfig(vocab_size=512),
-    batching=BatchingConfig(tokens=1024, num_buckets=3),
+    tokenizer=TokenizerConfig(vocab_size=512, max_records=10_000),
+    batching=BatchingConfig(tokens=1024, pack_length=32),
     optimizer=OptimizerConfig(schedule="linear", peak=2e-3, warmup_steps=200),
     label_smoothing=0.0,  # a source has one translation
     decoding=DecodingConfig(num_beams=1),
-    steps=2000,
-    evaluate_every=1000,
+    steps=1800,
+    evaluate_every=900,
     save_every=500,
 )

@@ -6,6 +6,7 @@ import tempfile
 NUM_DEVICES = 8
 os.environ["NPROC"] = str(2 * NUM_DEVICES)
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="transformer_jax_tests_")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", tempfile.mkdtemp(prefix="transformer_jax_tests_"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

@@ -122,6 +122,47 @@ def test_doctor_names_versions_and_devices(command):
     assert "jax 0." in out and "cpu:0" in out and "all that is required is here" in out
 
 
+def test_the_mean_of_checkpoints_is_a_run_of_its_own(workdir, command, tmp_path, capsys):
+    import jax
+    import numpy as np
+
+    from transformer_jax.training import Run
+
+    longer = shutil.copytree(workdir, tmp_path / "longer")
+    run_training(*TINY, "--steps", "4", "--workdir", str(longer))
+    capsys.readouterr()
+    assert command("checkpoints", "list", longer)[1] == "2\n4\n"
+    code, out, _ = command("checkpoints", "average", longer, tmp_path / "mean", "--last", "2")
+    assert (code, out) == (0, f"{tmp_path / 'mean'} is the mean of the steps 2, 4\n")
+    mean, first, last = (
+        jax.tree.leaves(Run.open(path).restored_model(step)[0])
+        for path, step in ((tmp_path / "mean", None), (longer, 2), (longer, 4))
+    )
+    for m, a, b in zip(mean, first, last, strict=True):
+        np.testing.assert_allclose(m, (np.asarray(a, np.float64) + np.asarray(b, np.float64)) / 2, rtol=1e-6)
+    assert any(not np.array_equal(a, b) for a, b in zip(first, last, strict=True))
+    code, out, _ = command("evaluate", tmp_path / "mean")
+    assert code == 0 and json.loads(out)["step"] == 4
+    code, _, err = command("checkpoints", "average", longer, tmp_path / "mean")
+    assert code == 1 and "mean exists already; give another folder" in err
+
+
+def test_changed_data_are_noticed(tmp_path, capsys):
+    pair = [tmp_path / "a", tmp_path / "b"]
+    for path in pair:
+        path.write_text("".join(f"{n} words\n" for n in range(9)))
+    config = str(ROOT / "configs" / "translate_files.py")
+    flags = [config, "--data.train", *map(str, pair), "--model.d-model", "16", "--model.num-heads", "2"]
+    flags += ["--model.d-ff", "16", "--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"]
+    flags += ["--tokenizer.vocab-size", "300", "--decoding.num-beams", "1", "--steps", "1", "--strategy", "jit"]
+    flags += ["--workdir", str(tmp_path / "run")]
+    run_training(*flags)
+    pair[1].write_text("".join(f"{n} other words\n" for n in range(9)))
+    with pytest.raises(SystemExit):
+        run_training(*flags, "--steps", "2")
+    assert "the training data are not those that" in capsys.readouterr().err
+
+
 def mistakes(workdir):
     missing = str(workdir.parent / "missing")
     return {

@@ -47,14 +47,32 @@ def wmt14(tmp_path_factory):
     return ["--data.data-dir", str(folder)]
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Twelve sentences in two files."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "a").write_text("".join(f"{n} Türen\u2028und ein Haus\n" for n in range(12)), encoding="utf-8")
+    (folder / "b").write_text("".join(f"{n} 個のドアと家\n" for n in range(12)), encoding="utf-8")
+    both = [str(folder / "a"), str(folder / "b")]
+    return ["--data.train", *both, "--data.valid", *both, "--data.test", *both]
+
+
+CONFIGS = {
+    "dates.py": lambda fixture: DATES,
+    "translate_files.py": lambda fixture: ["--tokenizer.vocab-size", "300", *fixture("files")],
+    "wmt14_base.py": lambda fixture: [*WMT, *fixture("wmt14")],
+    "wmt14_big.py": lambda fixture: [*WMT, *fixture("wmt14")],
+}
+
+
 def test_every_config_is_known_here():
-    assert {path.name for path in (ROOT / "configs").glob("*.py")} == {"dates.py", "wmt14_base.py", "wmt14_big.py"}
+    assert {path.name for path in (ROOT / "configs").glob("*.py")} == set(CONFIGS)
 
 
-@pytest.mark.parametrize("name", ["dates", "wmt14_base", "wmt14_big"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_trains_for_two_steps(name, tmp_path, request, capsys):
-    flags = DATES if name == "dates" else [*WMT, *request.getfixturevalue("wmt14")]
-    config = train.parse([str(ROOT / "configs" / f"{name}.py"), *TINY, *flags, "--workdir", str(tmp_path / name)])
+    flags = CONFIGS[name](request.getfixturevalue)
+    config = train.parse([str(ROOT / "configs" / name), *TINY, *flags, "--workdir", str(tmp_path / name)])
     train_and_show(config)
     assert [(line["step"], line["split"]) for line in read_metrics(tmp_path / name / "metrics.jsonl")] == [
         (2, "valid"),

@@ -20,7 +20,7 @@ STEPS = 160
 FLAGS = (
     "--model.d-model 16 --model.num-heads 2 --model.d-ff 32 --model.num-encoder-layers 1 --model.num-decoder-layers 1 "
     "--model.dropout-rate 0.1 --data.train-size 200 --data.valid-size 8 --data.test-size 8 --batching.tokens 128 "
-    f"--batching.num-buckets 2 --optimizer.total-steps 200 --steps {STEPS} --evaluate-every 80 --save-every 20 "
+    f"--batching.pack-length 32 --optimizer.total-steps 200 --steps {STEPS} --evaluate-every 80 --save-every 20 "
     "--log-every 1"
 ).split()
 
@@ -78,10 +78,10 @@ def never_killed(tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize("step", [3, 41, 81])
-def test_killed_at_any_moment(never_killed, tmp_path, step):
+@pytest.mark.parametrize(("step", "workers"), [(3, 0), (41, 2), (81, 0)])
+def test_killed_at_any_moment(never_killed, tmp_path, step, workers):
     workdir = tmp_path / "killed"
-    process = begin(workdir)
+    process = begin(workdir, "--workers", str(workers))
     wait_for_step(workdir, step, process)
     process.kill()
     process.wait()
@@ -102,6 +102,19 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(never_killed, tmp_path):
     assert "Traceback" not in output
     saved = max(int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit())
     assert saved == max(line["step"] for line in figures(workdir))
+    finish(begin(workdir))
+    assert_same_run(workdir, never_killed)
+
+
+def test_asked_to_stop_while_compiling(never_killed, tmp_path):
+    workdir = tmp_path / "compiling"
+    process = begin(workdir, JAX_ENABLE_COMPILATION_CACHE="false")
+    while "they are compiled" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in output
+    assert not any(line["step"] > 1 for line in figures(workdir))
     finish(begin(workdir))
     assert_same_run(workdir, never_killed)
 

@@ -1,20 +1,23 @@
-"""`python -m transformer_jax {evaluate,generate,attention,doctor}`."""
+"""`python -m transformer_jax {evaluate,generate,attention,checkpoints,doctor}`."""
 
 from typing import Annotated
 
 import tyro
 
 from transformer_jax.commands.attention import Attention
+from transformer_jax.commands.checkpoints import Average, List
 from transformer_jax.commands.doctor import Doctor
 from transformer_jax.commands.errors import user_errors
 from transformer_jax.commands.evaluate import Evaluate
 from transformer_jax.commands.generate import Generate
 from transformer_jax.parallel import prepare_host
 
+Checkpoints = Annotated[List, tyro.conf.subcommand("list")] | Annotated[Average, tyro.conf.subcommand("average")]
 Command = (
     Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Attention, tyro.conf.subcommand("attention")]
+    | Annotated[Checkpoints, tyro.conf.subcommand("checkpoints")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 

@@ -1,8 +1,13 @@
+import pickle
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from transformer_jax.data import Batches, BatchingConfig
-from transformer_jax.data.batches import _boundaries
+from transformer_jax.data.batches import WHOLE, Batches, Part
+from transformer_jax.data.chunks import Chunks
+from transformer_jax.data.rows import BatchingConfig, Rows, _boundaries
+from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 
 PAD = 7
@@ -16,28 +21,57 @@ def examples(count=100, seed=0):
     ]
 
 
-def batches(count=100, tokens=64, num_buckets=3, **options):
-    return Batches(examples(count), BatchingConfig(tokens, num_buckets), pad_id=PAD, **options)
+def rows(count=100, tokens=64, num_buckets=3, pack_length=None, width_multiple=1, seed=0):
+    config = BatchingConfig(tokens, num_buckets=num_buckets, pack_length=pack_length)
+    return Rows(Store.of(examples(count, seed)), config, pad_id=PAD, width_multiple=width_multiple)
+
+
+def batches(*args, seed=0, multiple=1, part=WHOLE, **options):
+    return Batches(rows(*args, **options), seed=seed, multiple=multiple, part=part)
 
 
 def numbers(batch):
-    return sorted(int(row[0]) for row in batch["source"] if row[0] != PAD)
+    return sorted({int(x) for x in batch["source"].flat if x != PAD})
 
 
-def test_every_epoch_has_every_example_once_in_another_order():
-    made = batches()
+LAYOUTS = [{}, {"pack_length": 32}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_epoch_has_every_example_once_in_another_order(layout):
+    made = batches(**layout)
     epochs = [[numbers(made[e * made.per_epoch + i]) for i in range(made.per_epoch)] for e in range(2)]
     for epoch in epochs:
         assert sorted(number for batch in epoch for number in batch) == list(range(10, 110))
     assert epochs[0] != epochs[1]
 
 
-def test_a_batch_is_a_function_of_its_number_and_the_seed():
-    made, again, other = batches(seed=3), batches(seed=3), batches(seed=4)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_is_a_function_of_its_number_and_the_seed(layout):
+    made, again, other = (batches(seed=seed, **layout) for seed in (3, 3, 4))
     for number in (57, 3, 12):  # in any order
-        for name in ("source", "target", "slot"):
-            np.testing.assert_array_equal(made[number][name], again[number][name])
+        assert made[number].keys() == again[number].keys()
+        for name, array in made[number].items():
+            np.testing.assert_array_equal(array, again[number][name])
     assert any(numbers(made[i]) != numbers(other[i]) for i in range(5))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_make_their_parts_of_the_same_batches(layout, count):
+    whole = batches(multiple=4, seed=1, **layout)
+    parts = [batches(multiple=4, seed=1, part=Part(index, count), **layout) for index in range(count)]
+    for number in (0, 5, whole.per_epoch + 3):
+        for name, array in whole[number].items():
+            np.testing.assert_array_equal(array, np.concatenate([part[number][name] for part in parts]))
+    seen = [np.concatenate([places for places, _ in made.once()]) for made in (whole, *parts)]
+    assert sorted(seen[0]) == sorted(np.concatenate(seen[1:]))
+
+
+def test_a_worker_process_makes_the_same_batches():
+    made = batches(pack_length=32)
+    again = pickle.loads(pickle.dumps(made))
+    np.testing.assert_array_equal(made[5]["target"], again[5]["target"])
 
 
 def test_rows_are_the_examples_and_padding():
@@ -52,17 +86,63 @@ def test_rows_are_the_examples_and_padding():
                 assert set(source) | set(target) == {PAD}
 
 
+def test_a_packed_row_tells_its_examples_apart():
+    given = {example["source"][0]: example for example in examples()}
+    shared = 0
+    for _, batch in batches(pack_length=32).once():
+        for source, target, *segments in zip(
+            *(batch[name] for name in ("source", "target", "source_segments", "target_segments")), strict=True
+        ):
+            count = max(segments[0])
+            shared += count > 1
+            for segment in range(1, count + 1):
+                a, b = source[segments[0] == segment], target[segments[1] == segment]
+                assert (list(a), list(b)) == tuple(given[int(a[0])].values())
+            for ids, segment in zip((source, target), segments, strict=True):
+                assert set(ids[segment == 0]) <= {PAD}
+                assert list(segment[segment > 0]) == sorted(segment[segment > 0])
+    assert shared > 20
+
+
+def test_packing_pads_little_and_says_how_much():
+    random = np.random.default_rng(0)
+    lengths = random.geometric(0.1, (2000, 1)) + random.integers(0, 4, (2000, 2))
+    store = Store.of([{"source": [0] * s, "target": [0] * t} for s, t in np.minimum(lengths, 60)])
+    packed = Rows(store, BatchingConfig(1024, pack_length=64), pad_id=PAD)
+    made = [batch for _, batch in Batches(packed).once()]
+    used = sum((batch[f"{name}_segments"] > 0).sum() for batch in made for name in ("source", "target"))
+    rows_used = sum(((batch["source_segments"] > 0).any(1)).sum() * 128 for batch in made[:1])
+    assert used == np.minimum(lengths, 60).sum() and rows_used
+    assert packed.padding < 0.05
+    alone = Rows(store, BatchingConfig(1024, num_buckets=1), pad_id=PAD)
+    assert alone.padding == pytest.approx(
+        1 - np.minimum(lengths, 60).sum() / (2000 * np.minimum(lengths, 60).max(0).sum())
+    )
+
+
+def test_what_is_too_long_for_a_packed_row_has_rows_of_its_own():
+    store = Store.of([{"text": [1] * n} for n in (3, 4, 40, 2, 5, 1, 25)])
+    layout = Rows(store, BatchingConfig(64, pack_length=8), pad_id=PAD)
+    assert [batch["text"].shape for _, batch in Batches(layout).once()] == [(8, 8), (1, 40), (1, 40)]
+    assert sorted(layout.members) == list(range(7))
+
+
 def test_there_are_no_more_shapes_than_buckets_and_no_batch_is_too_large():
     made = batches(num_buckets=3, tokens=64)
     shapes = {tuple(x.shape for x in made[i].values()) for i in range(3 * made.per_epoch)}
     assert len(shapes) == 3
-    for (rows, width), (_, other), _ in shapes:
-        assert rows * max(width, other) <= 64
+    for (count, width), (_, other), _ in shapes:
+        assert count * max(width, other) <= 64
+
+
+def test_batches_of_a_number_of_rows():
+    layout = Rows(Store.of(examples()), BatchingConfig(64, rows=5, num_buckets=2), pad_id=PAD)
+    assert {len(batch["slot"]) for _, batch in Batches(layout).once()} == {5}
 
 
 def test_sets_of_about_the_same_lengths_can_share_their_shapes():
     for seed in (0, 1):
-        made = Batches(examples(seed=seed), BatchingConfig(64, 2), pad_id=PAD, width_multiple=16)
+        made = Batches(rows(seed=seed, num_buckets=2, width_multiple=16))
         assert {batch["source"].shape[1] % 16 for _, batch in made.once()} == {0}
 
 
@@ -74,8 +154,16 @@ def test_rows_are_a_multiple_of_the_devices():
 
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_evaluation_sees_every_example_once(count):
-    seen = np.concatenate([members for members, _ in batches(count, multiple=4).once()])
-    assert sorted(seen) == list(range(count))
+    layout = rows(count)
+    seen = np.concatenate([places for places, _ in Batches(layout, multiple=4).once()])
+    assert sorted(layout.members[seen]) == list(range(count))
+
+
+def test_only_the_examples_asked_for_are_laid_out():
+    chosen = np.array([3, 50, 7])
+    layout = Rows(Store.of(examples()), BatchingConfig(64), pad_id=PAD, members=chosen)
+    assert [n for _, batch in Batches(layout).once() for n in numbers(batch)] != []
+    assert sorted(layout.members) == [3, 7, 50]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 50])
@@ -96,8 +184,29 @@ def test_boundaries_pad_least(count):
     assert padded(found) == best
 
 
+DOCUMENTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11], [], [12, 13, 14, 15]]
+
+
+def test_chunks_predict_every_id_of_the_stream_once_and_know_its_document():
+    layout = Chunks(Store.of([{"text": document} for document in DOCUMENTS]), length=4, batch_rows=2, pad_id=0)
+    stream = [x for document in DOCUMENTS for x in document]
+    document_of = {x: number for number, document in enumerate(DOCUMENTS) for x in document}
+    predicted = []
+    for _, batch in Batches(layout).once():
+        for ids, segments in zip(batch["text"], batch["text_segments"], strict=True):
+            predicted += [int(x) for x in ids[1:] if x]
+            real = [(int(x), int(s)) for x, s in zip(ids, segments, strict=True) if x]
+            assert real == [] or real[0][1] == 1
+            for (a, i), (b, j) in pairwise(real):
+                assert j - i == (document_of[a] != document_of[b])
+            assert set(segments[ids == 0]) <= {0}
+    assert predicted == stream[1:]
+
+
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="there are no examples"):
-        Batches([], BatchingConfig(), pad_id=0)
-    with pytest.raises(UserError, match="tokens=0 and num_buckets=4 must be at least 1"):
+        Batches(Rows(Store.of([]), BatchingConfig(), pad_id=0))
+    with pytest.raises(UserError, match="tokens must be at least 1; got 0"):
         BatchingConfig(tokens=0)
+    with pytest.raises(ValueError, match="do not divide into 2 parts"):
+        batches(multiple=1, part=Part(0, 2))

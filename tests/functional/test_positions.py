@@ -74,3 +74,9 @@ def test_mistakes_are_named():
         F.sinusoidal(jnp.arange(3), 8, variant="fairseq")
     with pytest.raises(ValueError, match="head size 3 is odd"):
         F.rotary(jnp.ones((1, 1, 1, 3)), jnp.zeros((1, 1), jnp.int32))
+
+
+def test_positions_begin_anew_with_each_segment():
+    segments = jnp.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1], [4, 5, 4, 4, 0, 0, 0, 1]])
+    expected = [[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 0, 1, 2, 0]]
+    assert F.segment_positions(segments).tolist() == expected

@@ -210,3 +210,51 @@ def test_batches_that_differ_are_named():
     model = tiny.make()
     with pytest.raises(ValueError, match="memory has batch 4 but the target has batch 2"):
         model(tiny.pairs()[0], tiny.pairs(rows=2)[1])
+
+
+def packed_pairs():
+    """Two rows that hold two pairs and one pair; and the pairs apart."""
+    source, target = tiny.pairs(rows=3, source_length=5, target_length=4)
+    pairs = [
+        (row[row != tiny.PAD], goal[goal != tiny.PAD])
+        for row, goal in zip(np.asarray(source), np.asarray(target), strict=True)
+    ]
+    arrays = [np.full((2, 10), tiny.PAD), np.full((2, 9), tiny.PAD), np.zeros((2, 10), int), np.zeros((2, 9), int)]
+    places = []
+    for row, members in enumerate(([0, 1], [2])):
+        filled = [0, 0]
+        for segment, member in enumerate(members, 1):
+            places.append((row, filled[1], filled[1] + len(pairs[member][1])))
+            for side, ids in enumerate(pairs[member]):
+                span = slice(filled[side], filled[side] + len(ids))
+                arrays[side][row, span], arrays[side + 2][row, span] = ids, segment
+                filled[side] = span.stop
+    return pairs, places, *map(jnp.asarray, arrays)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_packed_pairs_have_the_logits_that_they_have_alone(positions):
+    model = tiny.make(replace(tiny.CONFIG, positions=positions))
+    pairs, places, source, target, *segments = packed_pairs()
+    packed = tiny.forward(model, source, target, segments=tuple(segments))
+    for (a, b), (row, begin, end) in zip(pairs, places, strict=True):
+        alone = tiny.forward(model, jnp.asarray(a)[None], jnp.asarray(b)[None])
+        np.testing.assert_allclose(packed[row, begin:end], alone[0], atol=1e-5)
+
+
+def test_packed_pairs_have_no_influence_on_each_other():
+    # Every position has an id of its own and every side a table of its own: a table's gradient tells whose influence.
+    model = tiny.make(replace(tiny.CONFIG, vocab_size=30, tie_embeddings=False))
+    source, target = jnp.arange(10, 20)[None], jnp.arange(20, 28)[None]
+    segments = jnp.array([[1] * 4 + [2] * 6]), jnp.array([[1] * 3 + [2] * 5])
+
+    def logits_of_first(model):
+        return model(source, target, segments=segments)[0, :3]
+
+    influence = jax.jit(jax.jacrev(logits_of_first))(model)
+    by_source, by_target = (
+        np.abs(table[...]).sum(axis=(0, 1, 3))
+        for table in (influence.embedding.table, influence.target_embedding.table)
+    )
+    assert (by_source[10:14] > 0).all() and (by_target[20:23] > 0).all()
+    assert (by_source[14:] == 0).all() and (by_target[23:] == 0).all()

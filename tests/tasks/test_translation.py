@@ -1,11 +1,17 @@
 """Figures of a set do not depend on how it is batched, nor on how many devices it is evaluated on."""
 
+import math
 from dataclasses import replace
+from functools import partial
 
+import jax
+import numpy as np
 import pytest
 
 from tests import tiny
-from transformer_jax.data import BatchingConfig, Dates, Tokenizer, TokenizerConfig
+from transformer_jax.data import Batches, BatchingConfig, Dates, Tokenizer, TokenizerConfig
+from transformer_jax.data.rows import Rows
+from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks import DecodingConfig, Translation
@@ -17,8 +23,10 @@ ONE = Strategy(1, None)
 @pytest.fixture(scope="module")
 def task():
     texts = [text for record in DATA.split("train") for text in record.values()]
-    tokenizer = Tokenizer.train(texts, TokenizerConfig(300), tags=DATA.tags())
-    return Translation(tokenizer, 64, 0.1, DecodingConfig(num_beams=1, extra_length=2), BatchingConfig(512, 1))
+    tokenizer = Tokenizer.train(texts, TokenizerConfig(vocab_size=300), tags=DATA.tags())
+    return Translation(
+        tokenizer, 64, 0.1, DecodingConfig(num_beams=1, extra_length=2), BatchingConfig(512, num_buckets=1)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +43,7 @@ def figures(task, model):
 def test_figures_do_not_depend_on_batches_and_devices(task, model, figures, tokens, devices):
     strategy = ONE if devices == 1 else Strategy(devices, "data")
     seen = []
-    other = replace(task, batching=BatchingConfig(tokens, 1))
+    other = replace(task, batching=BatchingConfig(tokens, num_buckets=1))
     again = other.evaluate(strategy.replicate(model), DATA.split("test"), strategy, tick=seen.append)
     assert again["loss"] == pytest.approx(figures["loss"], rel=1e-5)
     assert again["exact_match"] == figures["exact_match"]
@@ -67,6 +75,49 @@ def test_the_loss_masks_padding_whatever_its_id(task):
 
     _, weight = replace(task, tokenizer=PadIsOne()).loss(tiny.make(), batch, None)
     assert int(weight) == int((target[:, 1:] != tiny.PAD).sum())
+
+
+def test_packed_batches_have_the_loss_and_the_gradient_of_unpacked_ones(task, model):
+    examples = Store.of(task.encode(DATA.split("test")[:20]))
+
+    def total(pack_length, model):
+        rows = Rows(examples, BatchingConfig(4096, num_buckets=1, pack_length=pack_length), pad_id=0)
+        ((_, batch),) = Batches(rows).once()
+        return task.loss(model, batch, None)
+
+    alone, packed = (jax.jit(jax.value_and_grad(partial(total, length), has_aux=True))(model) for length in (None, 64))
+    assert float(packed[0][1]) == float(alone[0][1]) == float(sum(len(e["target"]) - 1 for e in examples))
+    np.testing.assert_allclose(packed[0][0], alone[0][0], rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(packed[1]), jax.tree.leaves(alone[1]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_scores_are_sacrebleus_on_raw_text(task, model):
+    import sacrebleu
+
+    records = [*DATA.split("test")[:30]]
+    outputs = task.translate(model, [record["source"] for record in records], ONE)
+    # Half right, so that there is something to score.
+    records = [
+        {**r, "target": o if i % 2 else r["target"]} for i, (r, o) in enumerate(zip(records, outputs, strict=True))
+    ]
+    figures = task.evaluate(model, records, ONE)
+    references = [[record["target"] for record in records]]
+    assert figures["bleu"] == pytest.approx(sacrebleu.corpus_bleu(outputs, references).score)
+    assert figures["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, references).score)
+    assert figures["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert 0 < figures["bleu"] < 100
+
+
+def test_of_a_text_that_is_too_long_the_beginning_is_evaluated(task, model):
+    learned = tiny.make(
+        replace(
+            tiny.CONFIG, vocab_size=task.tokenizer.vocab_size, pad_id=0, positions="learned", max_length=task.max_length
+        )
+    )
+    long = {"source": "<de> " + "5 " * 100, "target": "5 " * 100}
+    figures = task.evaluate(learned, [*DATA.split("test")[:3], long], ONE)
+    assert math.isfinite(figures["loss"])
 
 
 def test_too_long_a_text_is_named(task, model):

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from tests import tiny
-from transformer_jax.data import Batches, BatchingConfig
+from transformer_jax.data import Batches, BatchingConfig, Rows, Store
 from transformer_jax.functional import cross_entropy
 from transformer_jax.parallel import Strategy
 from transformer_jax.training import OptimizerConfig, TrainState, make_train_step
@@ -147,7 +147,7 @@ def test_clipping_bounds_the_global_norm():
 def test_an_epoch_of_ragged_data_compiles_once_per_bucket():
     random = np.random.default_rng(0)
     examples = [{"source": [4] * random.integers(1, 30), "target": [5] * random.integers(1, 30)} for _ in range(60)]
-    batches = Batches(examples, BatchingConfig(64, 3), pad_id=tiny.PAD)
+    batches = Batches(Rows(Store.of(examples), BatchingConfig(64, num_buckets=3), pad_id=tiny.PAD))
 
     def size(model, batch, key):
         return jnp.sum(model.embedding(batch["source"])), jnp.sum(batch["target"] != tiny.PAD)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
-from transformer_jax.data import Dates, Tfds
+from transformer_jax.data import Dates, Files, Mixture, Records, Tfds, TokenizerConfig
 from transformer_jax.errors import UserError
 from transformer_jax.training import Config, OptimizerConfig
 from transformer_jax.training.config import from_json, to_json
@@ -16,10 +16,18 @@ CONFIG = Config(model=tiny.CONFIG, data=Dates(), optimizer=OptimizerConfig(), st
 
 
 @pytest.mark.parametrize(
-    "config",
-    [CONFIG, replace(CONFIG, data=Tfds("wmt14_translate/de-en", "en", "de", data_dir=Path("data")), workdir=Path("w"))],
+    "data",
+    [
+        Dates(),
+        Tfds("wmt14_translate/de-en", "en", "de", data_dir=Path("data")),
+        Files(train=(Path("a"), Path("b")), held_out=3),
+        Records(train=(("a", "b"), ("c", "d"))),
+        Mixture((Dates(languages=("ru",)), Files(train=(Path("x.tsv"),))), (1.0, 0.5)),
+    ],
+    ids=lambda data: type(data).__name__,
 )
-def test_a_config_survives_json(config):
+def test_a_config_survives_json(data):
+    config = replace(CONFIG, data=data, tokenizer=TokenizerConfig(path=Path("tokenizer.json")), workdir=Path("w"))
     assert from_json(Config, json.loads(json.dumps(to_json(config)))) == config
 
 

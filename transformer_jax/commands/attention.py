@@ -57,7 +57,7 @@ def draw_attention(run: Run, model: Transformer, text: str, out: Path, *, layer:
     if not -num_layers <= layer < num_layers:
         raise UserError(f"layer={layer} is not one of the model's {num_layers} (0 to {num_layers - 1})")
     encoder, decoder, cross = (np.asarray(kind[layer, 0], np.float32) for kind in weights)
-    source, target = tokenizer.tokens(example["source"]), tokenizer.tokens(example["target"])
+    source, target = (tokenizer.tokens([*example[side]]) for side in ("source", "target"))
     panels = [
         AttentionPanel("cross, by the token being written", cross, target[1:], source),
         AttentionPanel("encoder", encoder, source, source),

@@ -23,6 +23,7 @@ REQUIRED = (
     "safetensors",
     "matplotlib",
     "tensorboardX",
+    "sacrebleu",
 )
 OPTIONAL = {
     "tensorflow-cpu": 'TFDS sets that only exist as tfrecord: pip install "transformer_jax[tfds]"',

@@ -39,7 +39,7 @@ class Generate:
             if whole:
                 texts = [run.config.data.prompt(f"{self.prefix} {line}" if self.prefix else line) for _, line in whole]
                 for text in run.task.translate(model, texts, run.strategy, first_number=whole[0][0]):
-                    print(text)
+                    print(text.replace("\n", " "))  # a line for a line, whatever the model writes
                 sys.stdout.flush()
             if empty is not None:
                 raise UserError(f"line {batch[empty][0]} is empty; the lines before it were done")

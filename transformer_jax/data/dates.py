@@ -12,7 +12,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from functools import partial
 from random import Random
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 from babel.numbers import get_currency_precision
 
@@ -31,7 +31,7 @@ from transformer_jax.data.cldr import (
     write_time,
     write_unit,
 )
-from transformer_jax.data.source import Record, Split
+from transformer_jax.data.source import Lazy, Record, Split, check_split
 from transformer_jax.errors import UserError
 
 Kind = Literal["date", "time", "number", "unit"]
@@ -151,8 +151,7 @@ class Dates:
 
     def split(self, name: Split) -> Sequence[Record]:
         """The examples of "train", "valid" or "test", each made when it is asked for."""
-        if name not in get_args(Split):
-            raise UserError(f"name={name!r} is not a split; use one of {', '.join(get_args(Split))}")
+        check_split(name)
         return _Examples(self, name, getattr(self, f"{name}_size"))
 
     def tags(self) -> tuple[str, ...]:
@@ -166,7 +165,7 @@ class Dates:
 
 
 @dataclass(frozen=True)
-class _Examples(Sequence[Record]):
+class _Examples(Lazy[Record]):
     data: Dates
     name: Split
     size: int
@@ -174,11 +173,7 @@ class _Examples(Sequence[Record]):
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: Any) -> Any:
-        places = range(self.size)[index]  # a range has the rules of a list: negative places, slices, IndexError
-        return self._example(places) if isinstance(places, int) else [self._example(place) for place in places]
-
-    def _example(self, place: int) -> Record:
+    def item(self, place: int) -> Record:
         rng = Random(f"{self.data.seed}/{self.name}/{place}")
         language, kind = _pick(rng, self.data.languages), _pick(rng, self.data.kinds)
         write = WRITERS[kind](rng, self.name)

@@ -1,9 +1,16 @@
-"""What a set of parallel text is: splits of records, and how a user's text becomes a source."""
+"""What a set of text is: splits of records, and how a user's text becomes a source. And sequences to build one of."""
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, TypedDict
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, get_args
+
+from transformer_jax.errors import UserError
 
 Split = Literal["train", "valid", "test"]
+T = TypeVar("T")
 
 
 class Record(TypedDict):
@@ -24,3 +31,50 @@ class Source(Protocol):
 
     def prompt(self, text: str) -> str:
         """The source for a text as a user types it."""
+
+
+def check_split(name: str) -> None:
+    """Raise unless there is a split of this name."""
+    if name not in get_args(Split):
+        raise UserError(f"name={name!r} is not a split; use one of {', '.join(get_args(Split))}")
+
+
+class Lazy(Sequence[T]):
+    """A sequence whose items are made when they are asked for."""
+
+    @abstractmethod
+    def item(self, place: int) -> T:
+        """The item at a place from 0 to the length."""
+
+    def __getitem__(self, index: Any) -> Any:
+        places = range(len(self))[index]  # a range has the rules of a list: negative places, slices, IndexError
+        return self.item(places) if isinstance(places, int) else [self.item(place) for place in places]
+
+
+@dataclass(frozen=True)
+class Chosen(Lazy[T]):
+    """The items of another sequence that have these numbers."""
+
+    items: Sequence[T]
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def item(self, place: int) -> T:
+        return self.items[self.numbers[place]]
+
+
+class Joined(Lazy[T]):
+    """Sequences one after another."""
+
+    def __init__(self, parts: Iterable[Sequence[T]]):
+        self._parts = tuple(parts)
+        self._ends = tuple(accumulate(map(len, self._parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def item(self, place: int) -> T:
+        part = bisect_right(self._ends, place)
+        return self._parts[part][place - self._ends[part]]  # a negative place, counted from the end of the part

@@ -1,20 +1,28 @@
-"""Parallel text from TensorFlow Datasets, read from array_record files without TensorFlow."""
+"""Parallel text from TensorFlow Datasets without TensorFlow: array_record as it is, tfrecord converted once."""
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.data.source import Record, Split
+import numpy as np
+
+from transformer_jax.data.source import Lazy, Record, Split
+from transformer_jax.data.tfrecord import add_array_record
 from transformer_jax.errors import UserError
+
+INSTALL = 'pip install "transformer_jax[tfds]"'
 
 
 @dataclass(frozen=True)
 class Tfds:
-    """A translation set of TensorFlow Datasets, such as wmt14_translate/de-en."""
+    """A translation set of TensorFlow Datasets, such as wmt14_translate/de-en, or your own, prepared by it."""
 
     name: str
-    """The set and its configuration."""
+    """The set, its configuration and its version, as TFDS writes them; the last two may be left out."""
     source_language: str
     """The feature to translate from."""
     target_language: str
@@ -22,24 +30,29 @@ class Tfds:
     data_dir: Path | None = None
     """Where prepared sets are; TFDS's own place by default."""
     train_split: str = "train"
+    """The split to train on; TFDS's slices, such as train[:90%], are splits too."""
     valid_split: str = "validation"
+    """The split to follow the training with."""
     test_split: str = "test"
+    """The split to judge the result by."""
+    download: bool = False
+    """Fetch and prepare the set when it is not in data_dir; otherwise nothing is asked of the network."""
 
     def split(self, name: Split) -> Sequence[Record]:
         """The pairs of "train", "valid" or "test", each read when it is asked for."""
-        import tensorflow_datasets as tfds  # slow to import, and only needed here
+        from tensorflow_datasets.core import FileFormat  # slow to import, and only needed here
 
-        split = {"train": self.train_split, "valid": self.valid_split, "test": self.test_split}[name]
-        try:
-            builder = tfds.builder(self.name, data_dir=self.data_dir, file_format="array_record")
-            pairs = builder.as_data_source(split)
-        except Exception as error:
-            place = self.data_dir or "TFDS's data_dir"
-            raise UserError(
-                f"{self.name} cannot be read from {place}: {_first_line(error)}; prepare it there with "
-                f"tfds.builder({self.name!r}, file_format='array_record').download_and_prepare()"
-            ) from error
-        return _Pairs(pairs, self.source_language, self.target_language)
+        builder = self._prepared() or self._downloaded()
+        self._check_features(dict(builder.info.features.items()))
+        self._check_split(f"{name}_split", builder.info.splits)
+        if not builder.info.available_file_formats() & FileFormat.with_random_access():
+            builder = self._converted(builder)
+        split = getattr(self, f"{name}_split")
+        records = builder.as_data_source(split)
+        for shard in builder.info.splits[split].filepaths:
+            if not shard.exists():
+                raise UserError(f"{self.name} lacks its file {shard}; copy or prepare the set again")
+        return _Pairs(records, self.source_language, self.target_language)
 
     def tags(self) -> tuple[str, ...]:
         """No text of this set begins with a tag."""
@@ -49,9 +62,77 @@ class Tfds:
         """A source is the text itself."""
         return text
 
+    @property
+    def _place(self) -> Path | None:
+        return Path(self.data_dir).expanduser() if self.data_dir else None
+
+    def _prepared(self) -> Any:
+        """TFDS's builder of what is in data_dir, from the files alone; None where there are none."""
+        from tensorflow_datasets.core import DatasetNotFoundError
+        from tensorflow_datasets.core.read_only_builder import builder_from_files
+
+        try:
+            return builder_from_files(self.name, data_dir=self._place)
+        except DatasetNotFoundError:
+            return None
+        except Exception as error:  # a name that is none, two places that hold the set, unreadable files
+            place = self._place or "TFDS's data_dir"
+            raise UserError(f"{self.name} cannot be read from {place}: {_first_line(error)}") from error
+
+    def _downloaded(self) -> Any:
+        import tensorflow_datasets as tfds
+
+        if not self.download:
+            where = f", data_dir={str(self._place)!r}" if self._place else ""
+            code = f"tfds.builder({self.name!r}{where}, file_format='array_record').download_and_prepare()"
+            raise UserError(
+                f"{self.name} cannot be read from {self._place or tfds.core.constants.DATA_DIR}: it is not there; "
+                f"set download=True, or prepare it with "
+                f'python -c "import tensorflow_datasets as tfds; {code}"; both need {INSTALL}'
+            )
+        try:
+            builder = tfds.builder(self.name, data_dir=self._place, file_format="array_record")
+            with redirect_stdout(sys.stderr):
+                builder.download_and_prepare()
+        except Exception as error:  # TFDS, the network and the code of the set each raise their own
+            advice = "" if find_spec("tensorflow") else f"; most sets need TensorFlow to be prepared: {INSTALL}"
+            raise UserError(f"{self.name} cannot be fetched and prepared: {_first_line(error)}{advice}") from error
+        return tfds.builder_from_directory(builder.data_dir)
+
+    def _converted(self, builder: Any) -> Any:
+        import tensorflow_datasets as tfds
+
+        folder, found = Path(builder.data_dir), builder.info.file_format
+        if found is not tfds.core.FileFormat.TFRECORD:
+            raise UserError(
+                f"{self.name} is in {folder} as {found.value}; prepare it as array_record in another data_dir"
+            )
+        print(f"converting {self.name} from tfrecord to array_record, once, in {folder}", file=sys.stderr)
+        try:
+            add_array_record(folder, builder.info.splits)
+        except OSError as error:
+            raise UserError(f"{self.name} cannot be converted from tfrecord to array_record: {error}") from error
+        return tfds.builder_from_directory(folder)
+
+    def _check_features(self, features: dict[str, Any]) -> None:
+        texts = {name for name, feature in features.items() if (feature.shape, feature.np_dtype) == ((), np.object_)}
+        for side in ("source_language", "target_language"):
+            if (language := getattr(self, side)) not in texts:
+                known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
+                raise UserError(f"{side}={language!r} is no text feature of {self.name}; its features are {known}")
+
+    def _check_split(self, field: str, splits: Any) -> None:
+        split = getattr(self, field)
+        try:
+            found = splits[split].num_examples
+        except (KeyError, ValueError):  # unknown, or a slice of nothing
+            found = 0
+        if not found:
+            raise UserError(f"{field}={split!r} has no examples in {self.name}; its splits are {', '.join(splits)}")
+
 
 @dataclass(frozen=True)
-class _Pairs(Sequence[Record]):
+class _Pairs(Lazy[Record]):
     records: Any
     source: str
     target: str
@@ -59,21 +140,10 @@ class _Pairs(Sequence[Record]):
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        record = self.records[index]
-        for language in (self.source, self.target):
-            if language not in record:
-                raise UserError(f"the set has no {language!r}; its features are {', '.join(record)}")
-        return {"source": _text(record[self.source]), "target": _text(record[self.target])}
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    def item(self, place: int) -> Record:
+        record = self.records[place]
+        return {"source": record[self.source].decode(), "target": record[self.target].decode()}
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -19,7 +19,7 @@ from transformer_jax.functional.masks import (
     window,
 )
 from transformer_jax.functional.norms import layer_norm, rms_norm
-from transformer_jax.functional.positions import alibi_bias, alibi_slopes, rotary, sinusoidal
+from transformer_jax.functional.positions import alibi_bias, alibi_slopes, rotary, segment_positions, sinusoidal
 from transformer_jax.functional.softmax import log_softmax, softmax
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "padding",
     "rms_norm",
     "rotary",
+    "segment_positions",
     "segments",
     "sinusoidal",
     "softmax",

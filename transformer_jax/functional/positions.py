@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -78,3 +79,10 @@ def alibi_bias(num_heads: int, num_queries: int, num_keys: int) -> Float[Array, 
     query = jnp.arange(num_keys - num_queries, num_keys)
     distance = jnp.abs(query[:, None] - jnp.arange(num_keys)[None, :])
     return -alibi_slopes(num_heads)[None, :, None, None] * distance[None, None]
+
+
+def segment_positions(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """The place of each token within its segment, counted from 0: documents packed into one row each begin anew."""
+    place = jnp.broadcast_to(jnp.arange(segments.shape[1])[None, :], segments.shape)
+    begins = segments != jnp.roll(segments, 1, axis=1)
+    return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)

@@ -10,7 +10,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer_jax.errors import UserError
-from transformer_jax.functional import causal, dropout, padding, sinusoidal
+from transformer_jax.functional import causal, dropout, padding, segment_positions, sinusoidal
+from transformer_jax.functional import segments as same_segment
 from transformer_jax.functional.dropout import split
 from transformer_jax.functional.feed_forward import Activation
 from transformer_jax.layers import Block, Cache, Embedding, LayerNorm, Stack
@@ -19,6 +20,7 @@ from transformer_jax.layers.block import NormPlacement
 from transformer_jax.parallel.axes import constrain
 
 Precision = Literal["auto", "float32", "bfloat16"]
+Segments = tuple[Int[Array, "B S"], Int[Array, "B T"]]
 
 
 @dataclass(frozen=True)
@@ -159,15 +161,22 @@ class Transformer(nnx.Module):
         source: Int[Array, "B S"],
         target: Int[Array, "B T"],
         *,
+        segments: Segments | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> Float[Array, "B T V"]:
         """The logits of each next target token, given the source and the target tokens so far.
 
-        `target` begins with the begin-of-sequence id; position t of the result is the prediction for t + 1.
+        Args:
+            source: ids.
+            target: ids, of which the first is the begin-of-sequence id; position t of the result is the prediction
+                for t + 1.
+            segments: which pair each source and each target token belongs to, where a row holds several. Pairs do not
+                see each other, and positions count from the beginning of each.
+            dropout_key: one key per row, or None for no dropout.
         """
         encoder_key, decoder_key = split(dropout_key, 2)
-        memory, _ = self._encode(source, encoder_key)
-        return self._logits(self._decode(target, memory, source, decoder_key)[0])
+        memory, _ = self._encode(source, segments, encoder_key)
+        return self._logits(self._decode(target, memory, source, segments, decoder_key)[0])
 
     def attention(self, source: Int[Array, "B S"], target: Int[Array, "B T"]) -> AttentionWeights:
         """What attends to what, in every layer and head of the same pass."""
@@ -202,25 +211,34 @@ class Transformer(nnx.Module):
         position = state.position + tokens.shape[1]
         return self._logits(x), replace(state, cache=cache, position=position)  # type: ignore[arg-type]
 
-    def _encode(self, source: Array, key: Array | None = None, return_weights: bool = False) -> tuple[Array, Any]:
+    def _encode(
+        self, source: Array, segments: Segments | None = None, key: Array | None = None, return_weights: bool = False
+    ) -> tuple[Array, Any]:
         embedding_key, key = split(key, 2)
-        x = self._embed(source, side="source", key=embedding_key)
         mask = padding(self._valid(source))
+        if segments is not None:
+            mask &= same_segment(segments[0])
+        x = self._embed(source, side="source", segments=segments and segments[0], key=embedding_key)
         x, _, weights = self.encoder(x, mask=mask, dropout_key=key, return_weights=return_weights)
         return x, weights
 
     def _decode(
-        self, target: Array, memory: Array, source: Array, key: Array | None = None, return_weights: bool = False
+        self,
+        target: Array,
+        memory: Array,
+        source: Array,
+        segments: Segments | None = None,
+        key: Array | None = None,
+        return_weights: bool = False,
     ) -> tuple[Array, Any]:
         embedding_key, key = split(key, 2)
-        x = self._embed(target, side="target", key=embedding_key)
+        mask, memory_mask = causal(), padding(self._valid(source))
+        if segments is not None:
+            mask &= same_segment(segments[1])
+            memory_mask &= same_segment(segments[1], segments[0])
+        x = self._embed(target, side="target", segments=segments and segments[1], key=embedding_key)
         x, _, weights = self.decoder(
-            x,
-            memory,
-            mask=causal(),
-            memory_mask=padding(self._valid(source)),
-            dropout_key=key,
-            return_weights=return_weights,
+            x, memory, mask=mask, memory_mask=memory_mask, dropout_key=key, return_weights=return_weights
         )
         return x, weights
 
@@ -228,7 +246,13 @@ class Transformer(nnx.Module):
         return jnp.not_equal(source, self.pad_id)
 
     def _embed(
-        self, ids: Array, *, side: Literal["source", "target"], start: Array | int = 0, key: Array | None = None
+        self,
+        ids: Array,
+        *,
+        side: Literal["source", "target"],
+        start: Array | int = 0,
+        segments: Array | None = None,
+        key: Array | None = None,
     ) -> Array:
         """Embedding times sqrt(d_model), so that it weighs as much as the position added to it (3.4, 3.5)."""
         config = self.config
@@ -238,7 +262,8 @@ class Transformer(nnx.Module):
             encoding = sinusoidal(positions, config.d_model)
         else:
             encoding = (self.source_positions if side == "source" else self.target_positions)(positions)
-        x = table(ids) * config.d_model**0.5 + encoding[None]
+        encoding = encoding[None] if segments is None else encoding[segment_positions(segments)]
+        x = table(ids) * config.d_model**0.5 + encoding
         return dropout(x.astype(_compute_dtype(config)), config.dropout_rate, key)
 
     def _logits(self, x: Array) -> Array:

@@ -1,5 +1,6 @@
-"""What a model is trained for: how raw examples become batches, what the loss is, how well it does."""
+"""What a model is trained for: how examples become batches, what the loss is, how well it does."""
 
+from transformer_jax.tasks.scores import BleuTokenizer
 from transformer_jax.tasks.translation import DecodingConfig, Translation
 
-__all__ = ["DecodingConfig", "Translation"]
+__all__ = ["BleuTokenizer", "DecodingConfig", "Translation"]

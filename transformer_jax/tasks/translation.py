@@ -1,7 +1,7 @@
 """Translation: a source text to a target text."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from transformer_jax.data.batches import Batches, BatchingConfig, Example
+from transformer_jax.data.batches import Batches
+from transformer_jax.data.rows import BatchingConfig, Rows
 from transformer_jax.data.source import Record
+from transformer_jax.data.store import Example, Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import beam_search, greedy
 from transformer_jax.errors import UserError
 from transformer_jax.functional import cross_entropy
 from transformer_jax.models import Transformer
 from transformer_jax.parallel import Strategy
+from transformer_jax.tasks.scores import BleuTokenizer, translation_scores
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Translation:
     label_smoothing: float
     decoding: DecodingConfig
     batching: BatchingConfig
+    bleu_tokenizer: BleuTokenizer = "13a"
 
     def encode(self, records: Sequence[Record]) -> list[Example]:
         """Sources with an end token, targets between begin and end: `{"source": ids, "target": ids}`."""
@@ -56,18 +60,25 @@ class Translation:
             for source, target in zip(sources, targets, strict=True)
         ]
 
-    def fits(self, example: Example) -> bool:
-        """Whether an example is not longer than the model can read and write."""
-        return max(len(example["source"]), len(example["target"]) - 1) <= self.max_length
+    def layout(self, examples: Store) -> Rows:
+        """The examples that the model can read and write, in rows, as the batching says."""
+        room = np.array([self._room[name] for name in examples.names])
+        members = np.flatnonzero((examples.lengths <= room).all(axis=1))
+        return Rows(examples, self.batching, pad_id=self.tokenizer.pad_id, members=members)
 
     def loss(
         self, model: Transformer, batch: Mapping[str, Array], key: Key[Array, "#B"] | None, *, smooth: bool = True
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Cross-entropy of each target token given those before it, as a sum and the number of tokens."""
-        logits = model(batch["source"], batch["target"][:, :-1], dropout_key=key)
-        labels = batch["target"][:, 1:]
+        inputs, labels = batch["target"][:, :-1], batch["target"][:, 1:]
+        weights, segments = labels != self.tokenizer.pad_id, None
+        if "target_segments" in batch:
+            here, ahead = batch["target_segments"][:, :-1], batch["target_segments"][:, 1:]
+            weights &= here == ahead  # the end of one target does not predict the beginning of the next
+            segments = (batch["source_segments"], here)
+        logits = model(batch["source"], inputs, segments=segments, dropout_key=key)
         label_smoothing = self.label_smoothing if smooth else 0.0
-        return cross_entropy(logits, labels, labels != self.tokenizer.pad_id, label_smoothing=label_smoothing)
+        return cross_entropy(logits, labels, weights, label_smoothing=label_smoothing)
 
     def evaluate(
         self,
@@ -76,22 +87,24 @@ class Translation:
         strategy: Strategy,
         *,
         tick: Callable[[int], None] = lambda done: None,
-    ) -> dict[str, float]:
-        """Loss per token (without smoothing) and the share of sources translated exactly, over every record once.
+    ) -> dict[str, float | str]:
+        """Figures over every record once: loss per token without smoothing, share of exact translations, BLEU, chrF.
 
+        Of a text that is too long for the model the beginning is read; its reference is scored as it is.
         `tick` is called after each batch with its number of records, and may raise to stop.
         """
-        batches = self._batches(self.encode(records), strategy)
-        loss, weight, exact = 0.0, 0.0, 0
-        for members, batch in batches.once():
+        loss, weight, outputs = 0.0, 0.0, [""] * len(records)
+        for members, batch in self._batches([self._cut(example) for example in self.encode(records)], strategy):
             placed = strategy.place(batch)
             total, tokens = _evaluation_loss(model, placed, task=self)
-            outputs = self._translations(model, placed["source"])
             loss, weight = loss + float(total), weight + float(tokens)
-            for text, member in zip(outputs, members, strict=False):
-                exact += text == records[member]["target"]
+            for member, text in zip(members, self._translations(model, placed["source"]), strict=False):
+                outputs[member] = text
             tick(len(members))
-        return {"loss": loss / max(weight, 1), "exact_match": exact / len(records)}
+        references = [record["target"] for record in records]
+        exact = sum(map(str.__eq__, outputs, references))
+        figures = {"loss": loss / max(weight, 1), "exact_match": exact / len(records)}
+        return figures | translation_scores(outputs, references, self.bleu_tokenizer)
 
     def translate(
         self, model: Transformer, texts: Sequence[str], strategy: Strategy, *, first_number: int = 1
@@ -103,16 +116,34 @@ class Translation:
             if len(source) > self.max_length:
                 raise UserError(f"line {number} has {len(source)} tokens; the model reads at most {self.max_length}")
         translations = [""] * len(texts)
-        for members, batch in self._batches([{"source": source} for source in sources], strategy).once():
+        for members, batch in self._batches([{"source": source} for source in sources], strategy):
             outputs = self._translations(model, strategy.place(batch)["source"])
-            for text, member in zip(outputs, members, strict=False):
+            for member, text in zip(members, outputs, strict=False):
                 translations[member] = text
         return translations
 
-    def _batches(self, examples: Sequence[Example], strategy: Strategy) -> Batches:
-        return Batches(
-            examples, self.batching, pad_id=self.tokenizer.pad_id, multiple=strategy.num_devices, width_multiple=8
+    def _batches(
+        self, examples: Sequence[Example], strategy: Strategy
+    ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """Each example once, with a row of its own: the numbers of the examples of a batch, and the batch."""
+        batching = replace(self.batching, pack_length=None)
+        rows = Rows(
+            Store.of(examples), batching, pad_id=self.tokenizer.pad_id, width_multiple=8, width_limit=self._room
         )
+        for places, batch in Batches(rows, multiple=strategy.num_devices).once():
+            yield rows.members[places], batch
+
+    @property
+    def _room(self) -> dict[str, int]:
+        """The longest sequences that the model can read and write: a target's begin is read, its end is written."""
+        return {"source": self.max_length, "target": self.max_length + 1}
+
+    def _cut(self, example: Example) -> Example:
+        """An example without what there is no room for before its end token."""
+        return {
+            name: ids if len(ids) <= self._room[name] else [*ids[: self._room[name] - 1], ids[-1]]
+            for name, ids in example.items()
+        }
 
     def _translations(self, model: Transformer, source: Array) -> list[str]:
         tokens, lengths = map(np.asarray, _search(model, source, task=self))

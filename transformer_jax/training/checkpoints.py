@@ -1,5 +1,6 @@
 """Checkpoints of the training state: written in the background, whole or not at all."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -38,11 +39,12 @@ class Checkpoints:
         """Every step that is kept, oldest first."""
         return sorted(self._manager.all_steps())
 
-    def save(self, state: TrainState, figures: dict[str, float] | None = None) -> None:
+    def save(self, state: TrainState, figures: Mapping[str, float | str] | None = None) -> None:
         """Begin to write the state; `figures` are those of its evaluation on the validation split."""
         step = int(state.step)
         if step not in self._manager.all_steps():
-            self._manager.save(step, args=ocp.args.StandardSave(_to_arrays(state)), metrics=figures)
+            metrics = None if figures is None else dict(figures)
+            self._manager.save(step, args=ocp.args.StandardSave(_to_arrays(state)), metrics=metrics)
 
     def restore(self, like: TrainState, step: int | None = None) -> TrainState:
         """The state of a step, by default the newest; `like` has its structure, and may be abstract."""

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from transformer_jax.data import BatchingConfig, Dates, Tfds, TokenizerConfig
+from transformer_jax.data import BatchingConfig, Dates, Files, Mixture, Records, Source, Tfds, TokenizerConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models import TransformerConfig
 from transformer_jax.parallel import StrategyName
-from transformer_jax.tasks import DecodingConfig
+from transformer_jax.tasks import BleuTokenizer, DecodingConfig
 from transformer_jax.training.optimizer import OptimizerConfig
+
+Data = Dates | Files | Tfds | Records | Mixture
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Config:
     """A training run: what is trained, on what, how, and how it is watched."""
 
     model: TransformerConfig
-    data: Dates | Tfds
+    data: Data
     optimizer: OptimizerConfig
     steps: int
     """Updates to train for. A finished run goes on when this is raised."""
@@ -26,6 +28,8 @@ class Config:
     batching: BatchingConfig = BatchingConfig()
     decoding: DecodingConfig = DecodingConfig()
     label_smoothing: float = 0.1
+    bleu_tokenizer: BleuTokenizer = "13a"
+    """How sacreBLEU finds the words of a text: 13a for most languages, zh for Chinese, char for Japanese and others."""
     accumulate: int = 1
     """Micro-batches per update: less memory, the same gradient."""
     seed: int = 0
@@ -36,6 +40,8 @@ class Config:
     """Steps between evaluations on the validation split."""
     save_every: int = 1000
     """Steps between checkpoints; each evaluation makes one too."""
+    workers: int = 0
+    """Processes that make batches ahead of the step; 0 makes them in a thread."""
     log_every: int = 50
     """Steps between lines of metrics.jsonl."""
     keep: int = 3
@@ -47,6 +53,8 @@ class Config:
         for name in ("steps", "accumulate", "evaluate_every", "save_every", "log_every", "keep"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.workers < 0:
+            raise UserError(f"workers must not be negative; got {self.workers}")
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"label_smoothing must be at least 0 and below 1; got {self.label_smoothing}")
 
@@ -64,6 +72,7 @@ def to_json(value: Any) -> Any:
 def from_json(kind: Any, value: Any) -> Any:
     """The config of type `kind` that `to_json` made this of."""
     if isinstance(value, dict):
+        kind = Data if kind is Source else kind
         kinds: dict[str, Any] = {option.__name__: option for option in get_args(kind) or (kind,)}
         if value.get("type") not in kinds:
             raise UserError(f"the config has a {value.get('type')} where {' or '.join(kinds)} was expected")
@@ -74,5 +83,6 @@ def from_json(kind: Any, value: Any) -> Any:
             raise UserError(f"{chosen.__name__} has no {sorted(unknown)[0]!r}; the config is of another version")
         return chosen(**{name: from_json(hints[name], item) for name, item in value.items() if name != "type"})
     if isinstance(value, list):
-        return tuple(value)
+        item_kind = (*get_args(kind), Any)[0]
+        return tuple(from_json(item_kind, item) for item in value)
     return Path(value) if isinstance(value, str) and Path in (kind, *get_args(kind)) else value

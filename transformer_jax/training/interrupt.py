@@ -33,12 +33,13 @@ class Interrupt:
             raise Interrupted
 
     @contextlib.contextmanager
-    def listen(self, rescue: Callable[[], None], patience: float = 5.0) -> Iterator[None]:
+    def listen(self, rescue: Callable[[], bool], patience: float = 5.0) -> Iterator[None]:
         """Take the signals while inside.
 
         Python runs signal handlers between instructions of the main thread only, and that thread can be inside the
         compiler for minutes. So a second thread waits for the signal too: when the main one has not noticed it within
-        `patience` seconds, `rescue` is called to save what there is, and the process ends.
+        `patience` seconds, `rescue` is called to save what there is, and the process ends. If it returns False, since
+        there is nothing to save in the middle of a step, the step is given as long again.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -47,10 +48,11 @@ class Interrupt:
         writer.setblocking(False)
 
         def wait_for_signal() -> None:
-            if reader.recv(1) and not self._noticed.wait(patience):
-                rescue()
-                print(f"\n{MESSAGE}", file=sys.stderr, flush=True)
-                os._exit(EXIT_CODE)
+            if reader.recv(1):
+                while not self._noticed.wait(patience):
+                    if rescue():
+                        print(f"\n{MESSAGE}", file=sys.stderr, flush=True)
+                        os._exit(EXIT_CODE)
 
         before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
         descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import grain
 import jax
@@ -18,6 +18,8 @@ from transformer_jax.training.progress import ProgressLine
 from transformer_jax.training.run import Run
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.step import make_train_step
+
+SCORES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 def train(config: Config) -> tuple[Run, TrainState]:
@@ -93,7 +95,7 @@ class _Loop:
                 self._restart_clock()
             self._interrupt.check()
 
-    def evaluate(self, split: Split) -> dict[str, float] | None:
+    def evaluate(self, split: Split) -> dict[str, float | str] | None:
         """Figures of a split, shown and written down; None when it is empty."""
         records = self.run.config.data.split(split)
         if not len(records):
@@ -104,41 +106,42 @@ class _Loop:
         step = int(self.state.step)
         self._metrics.write(step, split, figures)
         self._progress.note(f"step {step:,}  {split}: {describe(figures)}")
+        if split == "test":
+            for name, value in figures.items():
+                if isinstance(value, str):
+                    self._progress.note(f"{name.replace('_', ' ')}: {value}")
         return figures
 
-    def save(self) -> None:
-        """Save the newest state that there is, and wait until it is on disk."""
-        if not any(x.is_deleted() for x in jax.tree.leaves(self.state)):
-            self._read()
-            self._checkpoints.save(self.state)
-            self._checkpoints.wait()
+    def save(self) -> bool:
+        """Save the newest state and wait until it is on disk; False in the middle of a step, which has taken it."""
+        if any(x.is_deleted() for x in jax.tree.leaves(self.state)):
+            return False
+        self._read()
+        self._checkpoints.save(self.state)
+        self._checkpoints.wait()
+        return True
 
     def _evaluation_due(self, step: int) -> bool:
         return step > 0 and (step % self.run.config.evaluate_every == 0 or step == self.run.config.steps)
 
     def _batches(self, first: int) -> Iterator[dict[str, np.ndarray]]:
-        """The batches from step `first` on, made ahead of time in a thread."""
+        """The batches from step `first` on, made ahead of time."""
         run, config = self.run, self.run.config
-        examples = run.task.encode(config.data.split("train"))
-        fitting = [example for example in examples if run.task.fits(example)]
-        if len(fitting) < len(examples):
-            skipped, limit = len(examples) - len(fitting), config.model.max_length
+        examples = run.examples()
+        layout = run.task.layout(examples)
+        skipped = len(examples) - len(layout.members)
+        if skipped:
+            limit = config.model.max_length
             self._progress.note(
                 f"{skipped:,} of {len(examples):,} examples are longer than {limit} tokens and left out"
             )
-        multiple = run.strategy.num_devices * config.accumulate
-        batches = Batches(
-            fitting, config.batching, pad_id=run.task.tokenizer.pad_id, seed=config.seed, multiple=multiple
-        )
+        batches = Batches(layout, seed=config.seed, multiple=run.strategy.num_devices * config.accumulate)
         size = sum(leaf.size for leaf in jax.tree.leaves(self.state.model))
         self._progress.note(
-            f"{size:,} parameters, {len(fitting):,} examples in {batches.per_epoch:,} batches, "
-            f"{run.strategy.describe()}; the first steps take long: they are compiled"
+            f"{size:,} parameters, {len(layout.members):,} examples in {batches.per_epoch:,} batches "
+            f"({layout.padding:.1%} padding), {run.strategy.describe()}; the first steps take long: they are compiled"
         )
-        numbers = grain.MapDataset.range(first, config.steps)
-        return iter(
-            numbers.map(batches.__getitem__).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
-        )
+        return ahead_of_time(batches, first, config.steps, config.workers)
 
     def _read(self) -> None:
         """Take in the figures of the step before."""
@@ -163,9 +166,25 @@ class _Loop:
         self._since, self._tokens = time.monotonic(), 0.0
 
 
-def describe(figures: dict[str, float]) -> str:
-    """Figures as people read them: shares in percent, the rest with four decimals."""
-    return ", ".join(
-        f"{name.replace('_', ' ')} {value:.2%}" if name.endswith("match") else f"{name.replace('_', ' ')} {value:.4f}"
-        for name, value in figures.items()
-    )
+def ahead_of_time(batches: Batches, first: int, end: int, workers: int) -> Iterator[dict[str, np.ndarray]]:
+    """The batches from `first` to `end`, made before they are asked for, in a thread or in worker processes."""
+    numbers = grain.MapDataset.range(first, end).map(batches.__getitem__)
+    made = numbers.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
+    if workers:
+        made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=8))
+    return iter(made)
+
+
+def describe(figures: Mapping[str, float | str]) -> str:
+    """Figures as people read them: shares in percent, scores with two decimals, the rest with four."""
+    words = []
+    for name, value in figures.items():
+        if isinstance(value, str):
+            continue
+        if name.endswith("match"):
+            words.append(f"{name.replace('_', ' ')} {value:.2%}")
+        elif name in SCORES:
+            words.append(f"{SCORES[name]} {value:.2f}")
+        else:
+            words.append(f"{name.replace('_', ' ')} {value:.4f}")
+    return ", ".join(words)

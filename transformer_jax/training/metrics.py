@@ -1,6 +1,7 @@
 """Figures of a run: `metrics.jsonl` and TensorBoard events."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,7 +27,7 @@ class MetricsLog:
         """Whether there is a line of this step and split."""
         return (step, split) in self._seen
 
-    def write(self, step: int, split: Split, figures: dict[str, float]) -> None:
+    def write(self, step: int, split: Split, figures: Mapping[str, float | str]) -> None:
         """Add a line, unless there is one of this step and split."""
         if self.has(step, split):
             return
@@ -34,7 +35,8 @@ class MetricsLog:
         self._file.write(json.dumps({"step": step, "split": split, **figures}) + "\n")
         self._file.flush()
         for name, value in figures.items():
-            self._events.add_scalar(f"{split}/{name}", value, step)
+            if not isinstance(value, str):
+                self._events.add_scalar(f"{split}/{name}", value, step)
 
     def close(self) -> None:
         """Write what is left."""

@@ -4,15 +4,20 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+SECONDS_BETWEEN_LINES = 15.0
+T = TypeVar("T")
 
 
 class ProgressLine:
     """A bar on a terminal; elsewhere, a line now and then. Everything goes to standard error."""
 
-    def __init__(self, total: int, done: int, *, seconds_between_lines: float = 15.0):
+    def __init__(self, total: int, done: int, *, seconds_between_lines: float = SECONDS_BETWEEN_LINES):
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._total = total
         self._interval, self._printed = seconds_between_lines, time.monotonic()
@@ -51,6 +56,18 @@ class ProgressLine:
         """A line that stays."""
         self._console.print(text, markup=False)
         sys.stderr.flush()
+
+
+def watch(items: Sequence[T], what: str) -> Iterator[T]:
+    """The items, with a bar on a terminal while they are gone through, and elsewhere a line if it takes long."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    printed = time.monotonic()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        for done, item in enumerate(bar.track(items, description=what)):
+            if not console.is_terminal and time.monotonic() - printed >= SECONDS_BETWEEN_LINES:
+                printed = time.monotonic()
+                console.print(f"{what}: {done / len(items):.0%}", markup=False)
+            yield item
 
 
 def _duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ import optax
 from flax import nnx
 
 from transformer_jax.data import Tokenizer
+from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.models import Transformer
 from transformer_jax.models.transformer import Precision
@@ -15,6 +16,7 @@ from transformer_jax.parallel import Strategy
 from transformer_jax.tasks import Translation
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Config
+from transformer_jax.training.inputs import load_or_encode, load_or_train_tokenizer
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.workdir import Workdir
 
@@ -35,7 +37,7 @@ class Run:
         if config.workdir is None:
             raise UserError("workdir is not set; give --workdir")
         workdir = Workdir(config.workdir)
-        tokenizer = _load_or_train_tokenizer(workdir, config)
+        tokenizer = load_or_train_tokenizer(workdir, config)
         config = _resolve(config, tokenizer, workdir.config() if workdir.config_file.exists() else None)
         workdir.claim(config)
         tokenizer.save(workdir.tokenizer_file)
@@ -45,13 +47,25 @@ class Run:
     def open(cls, path: Path) -> "Run":
         """The run that lives in a workdir."""
         workdir = Workdir(path)
-        return cls._assemble(workdir, workdir.config(), workdir.tokenizer())
+        config = workdir.config()
+        return cls._assemble(workdir, config, Tokenizer.load(workdir.tokenizer_file, config.tokenizer))
 
     @classmethod
     def _assemble(cls, workdir: Workdir, config: Config, tokenizer: Tokenizer) -> "Run":
-        task = Translation(tokenizer, config.model.max_length, config.label_smoothing, config.decoding, config.batching)
+        task = Translation(
+            tokenizer,
+            config.model.max_length,
+            config.label_smoothing,
+            config.decoding,
+            config.batching,
+            config.bleu_tokenizer,
+        )
         optimizer = config.optimizer.build(config.model.d_model)
         return cls(workdir, config, task, optimizer, Strategy.choose(config.strategy))
+
+    def examples(self) -> Store:
+        """The encoded training set."""
+        return load_or_encode(self.workdir, self.config, self.task)
 
     def initial_state(self) -> TrainState:
         """The state before the first update: a function of the seed."""
@@ -76,13 +90,6 @@ class Run:
             return self.strategy.replicate(state.model), int(state.step)
         finally:
             checkpoints.close()
-
-
-def _load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
-    if workdir.tokenizer_file.exists():
-        return workdir.tokenizer()
-    texts = (text for record in config.data.split("train") for text in (record["source"], record["target"]))
-    return Tokenizer.train(texts, config.tokenizer, tags=config.data.tags())
 
 
 def _resolve(config: Config, tokenizer: Tokenizer, before: Config | None) -> Config:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.data import Tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.training.config import Config, from_json, to_json
 
-FREE = ("steps", "strategy", "evaluate_every", "save_every", "log_every", "keep", "workdir")
+FREE = ("steps", "strategy", "evaluate_every", "save_every", "log_every", "keep", "workers", "workdir")
 """Fields that change no number of the training: a run may go on with others."""
 
 
@@ -29,6 +28,16 @@ class Workdir:
     def tokenizer_file(self) -> Path:
         """The trained tokenizer."""
         return self.path / "tokenizer.json"
+
+    @property
+    def examples(self) -> Path:
+        """The encoded training set."""
+        return self.path / "examples"
+
+    @property
+    def examples_mark(self) -> Path:
+        """A hash of the training data that the run was begun with."""
+        return self.path / "examples.sha256"
 
     @property
     def metrics_file(self) -> Path:
@@ -73,10 +82,6 @@ class Workdir:
             return from_json(Config, json.loads(self.config_file.read_text(encoding="utf-8")))
         except (json.JSONDecodeError, TypeError) as error:
             raise UserError(f"{self.config_file} cannot be read: {error}") from error
-
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run."""
-        return Tokenizer.load(self.tokenizer_file)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

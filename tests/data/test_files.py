@@ -1,0 +1,206 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from transformer_jax.data.files import Files
+from transformer_jax.errors import UserError
+
+PAIRS = [
+    ("He said \u201cyes\u201d\u2028and left\x85", "قال نعم"),
+    ('a "quote" left open', "एक वाक्य"),
+    ("a form feed\x0c a lone\rreturn", "一句中文"),
+    ("😀", ""),
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name: str, text: str) -> Path:
+        (tmp_path / name).write_bytes(text.encode())
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def numbered(write):
+    """Makes a TSV file of so many records, which are their numbers."""
+    return lambda total, name="n.tsv": write(name, "".join(f"{number}\t{-number}\n" for number in range(total)))
+
+
+def records(pairs):
+    return [{"source": source, "target": target} for source, target in pairs]
+
+
+def numbers(split) -> list[int]:
+    return [int(record["source"]) for record in split]
+
+
+def test_two_files_correspond_line_by_line(write):
+    sources = write("train.en", "\n".join(source for source, _ in PAIRS))
+    targets = write("train.xx", "".join(f"{target}\r\n" for _, target in PAIRS))
+    assert list(Files(train=(sources, targets)).split("train")) == records(PAIRS)
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tab", ".TSV"])
+def test_columns_are_parted_by_tabs_and_nothing_else(write, suffix):
+    path = write(f"pairs{suffix}", "".join(f"{source}\t{target}\tmore\n" for source, target in PAIRS))
+    assert list(Files(train=(path,)).split("train")) == records(PAIRS)
+    assert Files(train=(path,), source="2", target="0").split("train")[1] == {"source": "more", "target": PAIRS[1][0]}
+    assert Files(train=(path,), target=0).split("train")[1] == {"source": PAIRS[1][0], "target": PAIRS[1][0]}
+
+
+def test_a_named_column_makes_the_first_line_a_header(write):
+    path = write("pairs.tsv", "id\tde\ten\n7\tja\tyes\n8\tnein\tno\n")
+    assert list(Files((path,), source="en", target="de").split("train")) == records([("yes", "ja"), ("no", "nein")])
+    assert list(Files((path,), source="en").split("train")) == records([("yes", "ja"), ("no", "nein")])
+    assert list(Files((path,), source="2", target="de").split("train")) == records([("yes", "ja"), ("no", "nein")])
+    assert Files((path,), source="2").split("train")[0] == {"source": "en", "target": "de"}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".ndjson"])
+def test_fields_of_objects(write, suffix):
+    flat = write(
+        f"flat{suffix}", '{"source": "a\\nb \\ud83d\\ude00", "target": "\u2028"}\r\n{"target": "d", "source": "c"}'
+    )
+    assert list(Files((flat,)).split("train")) == records([("a\nb 😀", "\u2028"), ("c", "d")])
+    nested = write(f"nested{suffix}", '{"id": 1, "translation": {"en": "yes", "de": "ja"}}\n')
+    data = Files((nested,), source="translation.en", target="translation.de")
+    assert list(data.split("train")) == records([("yes", "ja")])
+
+
+def test_paths_may_be_strings_in_a_list_or_alone(write, numbered):
+    path = numbered(3)
+    assert Files([str(path)]) == Files(str(path)) == Files(path) == Files((path,))
+    assert hash(Files([str(path)])) == hash(Files(path))
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 3, 19, 20, 21, 39, 40, 59, 60, 100, 1000, 1001, 1999])
+@pytest.mark.parametrize("held_out", [0, 1, 3, 7, 1000])
+def test_held_out_records_are_in_no_other_split_and_none_is_lost(write, numbered, total, held_out):
+    path = numbered(total) if total else write("n.tsv", "a\tb\n")
+    data = Files((path,), held_out=held_out, **({} if total else {"source": "a", "target": "b"}))
+    train, valid, test = (numbers(data.split(name)) for name in ("train", "valid", "test"))
+    assert sorted(train + valid + test) == list(range(total))
+    assert len(valid) == len(test) == min(held_out, total // 20)
+    assert (train, valid, test) == (sorted(train), sorted(valid), sorted(test))
+    for held in filter(None, (valid, test)):  # from all over the file
+        assert max(b - a for a, b in zip([0, *held], [*held, total], strict=True)) <= 2 * total // len(held)
+
+
+@pytest.mark.parametrize("total", [1, 19, 20, 21, 1000, 1999])
+def test_with_test_files_only_valid_is_held_out(numbered, total):
+    data = Files((numbered(total),), test=(numbered(2, "test.tsv"),), held_out=30)
+    train, valid = numbers(data.split("train")), numbers(data.split("valid"))
+    assert sorted(train + valid) == list(range(total)) and len(valid) == min(30, total // 20)
+    assert numbers(data.split("test")) == [0, 1]
+
+
+def test_with_valid_files_nothing_is_held_out(numbered):
+    data = Files((numbered(100),), valid=(numbered(3, "valid.tsv"),))
+    assert numbers(data.split("train")) == list(range(100)) and numbers(data.split("valid")) == [0, 1, 2]
+    assert len(data.split("test")) == 0
+    both = Files((numbered(100),), valid=(numbered(3, "valid.tsv"),), test=(numbered(4, "test.tsv"),))
+    assert [len(both.split(name)) for name in ("train", "valid", "test")] == [100, 3, 4]
+
+
+def test_a_split_is_a_sequence_that_pickles(write, numbered):
+    lines = write("a", "0\n1\n"), write("b", "0\n-1\n")
+    objects = write("n.jsonl", '{"source": "0", "target": "0"}\n{"source": "1", "target": "-1"}')
+    for data in (Files(lines), Files(objects), Files((numbered(2),))):
+        split = data.split("train")
+        assert split[-1] == split[1] == split[1:][0] == pickle.loads(pickle.dumps(split))[1]
+        assert split[-1] == {"source": "1", "target": "-1"}
+        with pytest.raises(IndexError):
+            split[2]
+    assert len(pickle.dumps(Files((numbered(100_000),)).split("train"))) < 2000
+
+
+def test_files_of_different_lengths_are_named_with_the_first_line_alone(write):
+    data = Files((write("a.en", "1\n2\n3\n"), write("a.de", "1\n2\u2028\n")))
+    message = r"a\.en has 3 lines but .*a\.de has 2,.*a\.en, line 3, is the first without a partner"
+    with pytest.raises(UserError, match=message):
+        data.split("train")
+    with pytest.raises(UserError, match=r"a\.de has 2 lines but .*a\.en has 3,.*a\.en, line 3,"):
+        Files(data.train[::-1]).split("train")
+
+
+def test_an_unknown_column_is_named_when_the_file_is_opened(write):
+    path = write("pairs.tsv", "id\tde\ten\n7\tja\tyes\n")
+    with pytest.raises(UserError, match=r"pairs\.tsv has no column 'fr'; its first line has id, de, en"):
+        Files((path,), source="en", target="fr").split("train")
+
+
+def test_a_line_with_too_few_columns_is_named_when_it_is_read(write):
+    split = Files((write("pairs.tsv", "de\ten\nja\tyes\nnein\n"),), source="en", target="de").split("train")
+    assert split[0] == {"source": "yes", "target": "ja"}
+    with pytest.raises(UserError, match=r"pairs\.tsv, line 3 has 1 of the 2 columns needed \(source is column 1"):
+        split[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"a": ', "pairs.jsonl, line 2 is not JSON: Expecting value at character 7"),
+        ("", "pairs.jsonl, line 2 is not JSON: Expecting value at character 1"),
+        ('["a", "b"]', r'pairs.jsonl, line 2 has \["a", "b"\] where an object with \'a\' was expected'),
+        ('{"x": 1, "y": 2}', "pairs.jsonl, line 2 has no 'a.b': there is no 'a' among x, y"),
+        ("{}", "pairs.jsonl, line 2 has no 'a.b': there is no 'a' among no fields"),
+        ('{"a": {"c": "", "d": ""}}', "pairs.jsonl, line 2 has no 'a.b': there is no 'b' among c, d"),
+        ('{"a": "text"}', "pairs.jsonl, line 2 has \"text\" where an object with 'b' was expected"),
+        ('{"a": {"b": null}}', "pairs.jsonl, line 2 has null as 'a.b'; give a string"),
+        ('{"a": {"b": [%s]}}' % ("1, " * 99 + "1"), "pairs.jsonl, line 2 has .{40}… as 'a.b'; give a string"),
+        ('{"a": {"b": "\\ud83d"}}', r"pairs.jsonl, line 2 has '\\ud83d' in 'a.b', which is not a character"),
+    ],
+)
+def test_an_object_that_cannot_be_is_named_when_it_is_read(write, line, message):
+    path = write("pairs.jsonl", '{"a": {"b": "good"}}\n' + line + "\n")
+    split = Files((path,), source="a.b", target="a.b").split("train")
+    assert split[0] == {"source": "good", "target": "good"}
+    with pytest.raises(UserError, match=message):
+        split[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"train": ("a.txt",)}, "train is a.txt; give two"),
+        ({"train": ("a", "b", "c")}, "train is a, b, c; give two"),
+        ({"train": ("a.tsv", "b.tsv")}, "train is a.tsv, b.tsv; give two"),
+        ({"train": ("a.tsv",), "valid": ("b.txt",)}, "valid is b.txt; give two"),
+        ({"train": ("a", "b"), "target": "de"}, "target='de' is a column .* and there is none; leave it out"),
+        ({"train": ("a", "b"), "held_out": -1}, "held_out=-1"),
+    ],
+)
+def test_a_field_that_cannot_be_is_named(fields, message):
+    with pytest.raises(UserError, match=message):
+        Files(**fields)
+
+
+def test_a_missing_or_empty_file_and_an_unknown_split_are_named(write):
+    with pytest.raises(UserError, match=r"none\.tsv does not exist"):
+        Files(("none.tsv",)).split("train")
+    with pytest.raises(UserError, match=r"empty\.tsv is empty"):
+        Files((write("empty.tsv", ""),)).split("valid")
+    with pytest.raises(UserError, match=r"'dev'.*train, valid, test"):
+        Files(("a.tsv",)).split("dev")
+
+
+def test_one_file_may_be_source_and_target(write):
+    path = write("a.txt", "same\n")
+    assert list(Files((path, path)).split("train")) == records([("same", "same")])
+
+
+def test_a_prompt_is_the_text_itself():
+    assert Files(("a.tsv",)).tags() == () and Files(("a.tsv",)).prompt("<de> text") == "<de> text"
+
+
+def test_no_files_are_named_when_they_are_needed():
+    with pytest.raises(UserError, match="there are no files to train on; set train to two files"):
+        Files().split("valid")

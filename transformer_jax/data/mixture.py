@@ -1,0 +1,102 @@
+"""Several sources as one, each with its share of the training."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from transformer_jax.data.source import Joined, Lazy, Record, Source, Split
+from transformer_jax.errors import UserError
+
+LONGEST = 10_000  # places of a pattern; weights that would need more are rounded to it
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several sources as one.
+
+    A pass over train has every record of every source at least once, and as often again as the weights ask for. Valid
+    and test are those of the sources one after another.
+    """
+
+    sources: tuple[Source, ...]
+    """What is mixed."""
+    weights: tuple[float, ...]
+    """How much each source counts: 3 and 1 are three records to one, whatever the sizes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", tuple(self.sources))
+        object.__setattr__(self, "weights", tuple(self.weights))
+        if not self.sources:
+            raise UserError("sources is empty; give at least one")
+        if len(self.sources) != len(self.weights):
+            raise UserError(f"there are {len(self.sources)} sources but {len(self.weights)} weights; give one for each")
+        if not all(0 < weight < math.inf for weight in self.weights):
+            raise UserError(f"weights={self.weights} must all be above 0; leave out what is not wanted")
+
+    def split(self, name: Split) -> Sequence[Record]:
+        """The records of "train", mixed, or those of "valid" or "test" of each source in turn."""
+        splits = [source.split(name) for source in self.sources]
+        return _Mixed(splits, self.weights) if name == "train" else Joined(splits)
+
+    def tags(self) -> tuple[str, ...]:
+        """The tags of all sources."""
+        return tuple(dict.fromkeys(tag for source in self.sources for tag in source.tags()))
+
+    def prompt(self, text: str) -> str:
+        """As the first source has it."""
+        return self.sources[0].prompt(text)
+
+
+class _Mixed(Lazy[Record]):
+    """Records in a pattern that repeats: of any first n, a source gives its share of n to within one."""
+
+    def __init__(self, parts: Sequence[Sequence[Record]], weights: Sequence[float]):
+        for number, part in enumerate(parts):
+            if not len(part):
+                raise UserError(f"sources[{number}] has no records in train; leave it out")
+        self._parts = parts
+        self._pattern = _pattern(_integers(weights))
+        self._places: list[list[int]] = [[] for _ in parts]  # of each source in the pattern
+        self._ranks = []  # which of the places of its source a place is
+        for place, number in enumerate(self._pattern):
+            self._ranks.append(len(self._places[number]))
+            self._places[number].append(place)
+        self._length = 1 + max(self._place(number, len(part) - 1) for number, part in enumerate(parts))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def item(self, place: int) -> Record:
+        periods, within = divmod(place, len(self._pattern))
+        number = self._pattern[within]
+        index = periods * len(self._places[number]) + self._ranks[within]
+        return self._parts[number][index % len(self._parts[number])]
+
+    def _place(self, number: int, index: int) -> int:
+        """Where the record of an index of a source comes: the inverse of `item`."""
+        periods, rank = divmod(index, len(self._places[number]))
+        return periods * len(self._pattern) + self._places[number][rank]
+
+
+def _integers(weights: Sequence[float]) -> list[int]:
+    """Whole numbers in the same proportions."""
+    exact = [Fraction(str(weight)) for weight in weights]  # 0.1 as it is written, a tenth
+    unit = Fraction(math.gcd(*(w.numerator for w in exact)), math.lcm(*(w.denominator for w in exact)))
+    unit = max(unit, Fraction(sum(exact), LONGEST))
+    return [max(1, round(weight / unit)) for weight in exact]
+
+
+def _pattern(counts: Sequence[int]) -> list[int]:
+    """Which source each place of a period is for, spread evenly (the chairman assignment; Tijdeman 1980).
+
+    After n places a source has had its share of n, rounded down or up. To keep that, a place goes to a source that is
+    not ahead of its share, and among these to the one that would first fall a whole record behind.
+    """
+    period, had, pattern = sum(counts), [0] * len(counts), []
+    for place in range(1, period + 1):
+        behind = [number for number, count in enumerate(counts) if had[number] * period < place * count]
+        chosen = min(behind, key=lambda number: (had[number] + 1) / counts[number])
+        had[chosen] += 1
+        pattern.append(chosen)
+    return pattern

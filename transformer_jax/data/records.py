@@ -1,0 +1,46 @@
+"""Pairs of text held in memory."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from transformer_jax.data.source import Record, Split, check_split
+from transformer_jax.errors import UserError
+
+
+@dataclass(frozen=True)
+class Records:
+    """Pairs of text held in memory, for notebooks: `Records(train=[("a source", "its target")])`."""
+
+    train: tuple[tuple[str, str], ...]
+    """Pairs (source, target) to train on."""
+    valid: tuple[tuple[str, str], ...] = ()
+    """Pairs to follow the training with."""
+    test: tuple[tuple[str, str], ...] = ()
+    """Pairs to judge the result by."""
+
+    def __post_init__(self) -> None:
+        for name in get_args(Split):
+            object.__setattr__(self, name, _pairs(name, getattr(self, name)))
+
+    def split(self, name: Split) -> Sequence[Record]:
+        """The pairs of "train", "valid" or "test"."""
+        check_split(name)
+        return [{"source": source, "target": target} for source, target in getattr(self, name)]
+
+    def tags(self) -> tuple[str, ...]:
+        """No text begins with a tag."""
+        return ()
+
+    def prompt(self, text: str) -> str:
+        """A source is the text itself."""
+        return text
+
+
+def _pairs(name: str, pairs: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    checked = []
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or [type(text) for text in pair] != [str, str]:
+            raise UserError(f"{name}[{index}] is {pair!r}; give a pair of strings, (source, target)")
+        checked.append((pair[0], pair[1]))
+    return tuple(checked)

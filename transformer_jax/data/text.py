@@ -1,0 +1,209 @@
+"""Plain text for language models: in files, or the documentation that comes with Python."""
+
+import ast
+import math
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal, TypedDict, get_args
+
+import numpy as np
+
+from transformer_jax.data.lines import Lines, as_paths, open_text
+from transformer_jax.data.source import Chosen, Joined, Lazy, Split, check_split
+from transformer_jax.errors import UserError
+
+Unit = Literal["file", "paragraph", "line"]
+
+PIECE = 1 << 20  # bytes
+CONTINUATION = {bytes([byte]) for byte in range(0x80, 0xC0)}  # all but the first of a character in UTF-8
+# Tests, what is installed beside the library, tables, a program, and what later versions of Python no longer have.
+SKIPPED = {"test", "tests", "site-packages", "dist-packages", "encodings", "idlelib", "distutils", "lib2to3"}
+
+
+class Document(TypedDict):
+    """One example: a text that stands by itself."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """Plain text to learn a language from."""
+
+    train: tuple[Path, ...] = ()
+    """Text files. None takes the documentation in Python's standard library, a document for each module."""
+    valid: tuple[Path, ...] = ()
+    """Text files to follow the training with."""
+    test: tuple[Path, ...] = ()
+    """Text files to judge the result by. Without any, test is empty."""
+    document: Unit = "file"
+    """What in a file is a document: all of it, as one stream in pieces of a mebibyte; the lines up to an empty one; or
+    a line."""
+    valid_fraction: float = 0.1
+    """Share of train that is valid instead where that has no files: the last part, or some of Python's modules."""
+
+    def __post_init__(self) -> None:
+        for name in get_args(Split):
+            object.__setattr__(self, name, as_paths(getattr(self, name)))
+            if getattr(self, name) and not self.train:
+                raise UserError(f"there are {name} files but no train files; name these too")
+        if self.document not in get_args(Unit):
+            raise UserError(f"document={self.document!r} is not one of {', '.join(get_args(Unit))}")
+        if not 0 <= self.valid_fraction < 1:
+            raise UserError(f"valid_fraction={self.valid_fraction} must be at least 0 and below 1")
+
+    def split(self, name: Split) -> Sequence[Document]:
+        """The documents of "train", "valid" or "test", each read when it is asked for."""
+        check_split(name)
+        if name == "test" or self.valid:
+            return _Documents(self._texts(getattr(self, name)))
+        if self.train:
+            return _Documents(self._texts(self.train, name))
+        held_out = name == "valid"
+        modules = python_documentation()
+        return [{"text": text} for module, text in modules if (_hash(module) < self.valid_fraction) == held_out]
+
+    def tags(self) -> tuple[str, ...]:
+        """No text begins with a tag."""
+        return ()
+
+    def prompt(self, text: str) -> str:
+        """A text is continued as it is."""
+        return text
+
+    def _texts(self, paths: Sequence[Path], part: Split | None = None) -> Sequence[str]:
+        """The texts in files: all of them, or the part before or after the place that parts train from valid."""
+        if self.document == "file":
+            sizes = [_size(path) for path in paths]
+            chosen = self._part(sum(sizes), part)
+            starts = accumulate(sizes, initial=0)
+            return Joined(
+                _Pieces(path, max(chosen.start - start, 0), min(chosen.stop - start, size))
+                for path, size, start in zip(paths, sizes, starts, strict=False)
+            )
+        lines = map(Lines, paths)
+        texts: Joined[str] = Joined(lines if self.document == "line" else map(_paragraphs, lines))
+        return Chosen(texts, self._part(len(texts), part))
+
+    def _part(self, total: int, part: Split | None) -> range:
+        """Of so many documents or bytes, those of train, of valid, or all."""
+        cut = max(1, total - math.ceil(total * self.valid_fraction))
+        return range(cut if part == "valid" else 0, cut if part == "train" else total)
+
+
+@dataclass(frozen=True)
+class _Documents(Lazy[Document]):
+    texts: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def item(self, place: int) -> Document:
+        return {"text": self.texts[place]}
+
+
+@dataclass(frozen=True)
+class _Pieces(Lazy[str]):
+    """The characters that begin in a range of the bytes of a file, so many bytes at a time. Put together, they are it.
+
+    A file is open only while it is read, for there may be thousands.
+    """
+
+    path: Path
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return max(0, -(-(self.stop - self.start) // PIECE))
+
+    def item(self, place: int) -> str:
+        start = self.start + place * PIECE
+        size = min(PIECE, self.stop - start)
+        with open_text(self.path) as file:
+            file.seek(start)
+            data = file.read(size + 3)  # the last character may have three bytes more
+        first, end = _character(data, 0) if start else 0, _character(data, size)
+        try:
+            text = data[first:end].decode()
+        except UnicodeDecodeError:
+            for _ in Lines(self.path):  # which raises, and knows the number of the line
+                pass
+            raise
+        text = text.removeprefix("\ufeff") if start == 0 else text
+        text = text.removesuffix("\r") if data[end : end + 1] == b"\n" else text
+        return text.replace("\r\n", "\n")
+
+
+def _character(data: bytes, place: int) -> int:
+    """Where the first character from a place on begins: after what is left of another, three bytes at most."""
+    return next((at for at in range(place, place + 3) if data[at : at + 1] not in CONTINUATION), place + 3)
+
+
+@dataclass(frozen=True)
+class _Paragraphs(Lazy[str]):
+    lines: Lines
+    bounds: np.ndarray
+    """The first line of each and the one after its last."""
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def item(self, place: int) -> str:
+        first, end = self.bounds[place]
+        return "\n".join(self.lines[first:end])
+
+
+def _paragraphs(lines: Lines) -> _Paragraphs:
+    changes = np.flatnonzero(np.diff(lines.filled(), prepend=False, append=False))
+    return _Paragraphs(lines, changes.reshape(-1, 2))
+
+
+def _size(path: Path) -> int:
+    with open_text(path) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+@cache
+def python_documentation() -> tuple[tuple[str, str], ...]:
+    """The name and the docstrings of each module of the standard library that has any, without importing it."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    documents = []
+    for path in sorted(_modules(library)):
+        try:
+            text = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
+        except (SyntaxError, ValueError):
+            continue
+        if text:
+            name = ".".join(path.relative_to(library).with_suffix("").parts)
+            documents.append((name.removesuffix(".__init__"), text))
+    if not documents:
+        raise UserError(f"there is no Python source in {library} to take documentation from; name train files")
+    return tuple(documents)
+
+
+def _modules(library: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(library):
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
+
+
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    """The docstrings of a module, class or function and of what is in it, in the order of the source."""
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        docstring = ast.get_docstring(node)
+        if docstring:
+            yield docstring
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield from _docstrings(child)
+
+
+def _hash(name: str) -> float:
+    """A number from 0 to 1 that is the same in every process and version."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "big") / 2**32

@@ -1,0 +1,68 @@
+"""What a run reads, made once and kept in its workdir: the tokenizer and the encoded training set."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+
+from transformer_jax.data import Record, Tokenizer
+from transformer_jax.data.store import Store
+from transformer_jax.errors import UserError
+from transformer_jax.tasks import Translation
+from transformer_jax.training.config import Config
+from transformer_jax.training.progress import watch
+from transformer_jax.training.workdir import Workdir
+
+NUM_SAMPLES = 256
+PART = 8192
+
+
+def fingerprint(records: Sequence[Record]) -> str:
+    """A hash of the number of records and of some of them, evenly spaced: enough to notice that data were changed."""
+    step = max(1, len(records) // NUM_SAMPLES)
+    sample = [records[i] for i in range(0, len(records), step)]
+    return hashlib.sha256(json.dumps([len(records), sample]).encode()).hexdigest()[:16]
+
+
+def load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
+    """The run's tokenizer, which at first is loaded from the file that the config names, or trained."""
+    if workdir.tokenizer_file.exists():
+        return Tokenizer.load(workdir.tokenizer_file, config.tokenizer)
+    if config.tokenizer.path is not None:
+        return Tokenizer.load(config.tokenizer.path, config.tokenizer, tags=config.data.tags())
+    records = config.data.split("train")
+    step = -(-len(records) // config.tokenizer.max_records) or 1
+    texts = (
+        text
+        for number in watch(range(0, len(records), step), "reading records for the tokenizer")
+        for text in _texts(records[number])
+    )
+    return Tokenizer.train(texts, config.tokenizer, tags=config.data.tags())
+
+
+def load_or_encode(workdir: Workdir, config: Config, task: Translation) -> Store:
+    """The encoded training set: mapped from the workdir, where it is written first if it is not there."""
+    records = config.data.split("train")
+    mark, path = fingerprint(records), workdir.examples
+    if workdir.examples_mark.exists():
+        if workdir.examples_mark.read_text() != mark:
+            raise UserError(
+                f"the training data are not those that {workdir.path} was begun with; "
+                "give another --workdir, or bring the old data back to go on"
+            )
+    else:
+        workdir.examples_mark.write_text(mark)
+    if path.exists():
+        return Store.open(path)
+    if not len(records):
+        raise UserError("the train split is empty")
+    return Store.write(path, _encoded(records, task), vocab_size=task.tokenizer.vocab_size)
+
+
+def _encoded(records: Sequence[Record], task: Translation) -> Iterator[Sequence]:
+    starts = range(0, len(records), PART)
+    for start in watch(starts, "encoding the training set"):
+        yield task.encode([records[i] for i in range(start, min(start + PART, len(records)))])
+
+
+def _texts(record: Record) -> tuple[str, str]:
+    return record["source"], record["target"]
