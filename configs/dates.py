@@ -24,7 +24,7 @@ config = Config(
     optimizer=OptimizerConfig(schedule="linear", peak=2e-3, warmup_steps=200),
     label_smoothing=0.0,  # a source has one translation
     decoding=DecodingConfig(num_beams=1),
-    steps=1800,
-    evaluate_every=900,
+    steps=1500,
+    evaluate_every=1000,
     save_every=500,
 )

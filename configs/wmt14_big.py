@@ -8,4 +8,10 @@ from transformer_jax.models import TransformerConfig
 
 base = run_path(str(Path(__file__).with_name("wmt14_base.py")))["config"]
 
-config = replace(base, model=TransformerConfig.big(vocab_size=37_000, pad_id=None), steps=300_000)
+config = replace(
+    base,
+    model=TransformerConfig.big(vocab_size=37_000, pad_id=None),
+    steps=300_000,
+    save_every=600,  # ten minutes of the paper again
+    keep=20,
+)

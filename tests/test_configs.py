@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 TINY = [
     *("--model.d-model", "16", "--model.num-heads", "2", "--model.d-ff", "32"),
     *("--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"),
-    *("--batching.tokens", "64", "--batching.num-buckets", "1"),
+    *("--batching.tokens", "64", "--batching.num-buckets", "1", "--batching.pack-length", "32"),
     *("--steps", "2", "--evaluate-every", "2", "--strategy", "jit", "--decoding.extra-length", "4"),
 ]
 DATES = ["--data.train-size", "50", "--data.valid-size", "3", "--data.test-size", "3"]

@@ -4,6 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from transformer_jax.data import Text, Tokenizer, TokenizerConfig
 from transformer_jax.data.batches import WHOLE, Batches, Part
 from transformer_jax.data.chunks import Chunks
 from transformer_jax.data.rows import BatchingConfig, Rows, _boundaries
@@ -201,6 +202,22 @@ def test_chunks_predict_every_id_of_the_stream_once_and_know_its_document():
                 assert j - i == (document_of[a] != document_of[b])
             assert set(segments[ids == 0]) <= {0}
     assert predicted == stream[1:]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "byte_bpe"])
+def test_text_becomes_rows_and_text_again(tmp_path, kind):
+    documents = ["Ein Haus.", "二つの家", "three houses, and\u2028more", "四"]
+    (tmp_path / "text").write_text("".join(f"{document}\n" for document in documents), encoding="utf-8")
+    records = Text(train=(tmp_path / "text",), document="line", valid_fraction=0.0).split("train")
+    tokenizer = Tokenizer.train(documents, TokenizerConfig(kind=kind, vocab_size=300))
+    encoded = tokenizer.encode([record["text"] for record in records])
+    store = Store.of([{"text": [*ids, tokenizer.end_id]} for ids in encoded])
+    layout = Chunks(store, length=8, batch_rows=2, pad_id=tokenizer.pad_id)
+    stream = [int(ids[0]) for ids in layout.rows(0, np.array([0]), 1)["text"]]
+    stream += [int(x) for _, batch in Batches(layout).once() for ids in batch["text"] for x in ids[1:]]
+    stream = stream[: len(store.ids["text"])]
+    assert "".join(tokenizer.decode([stream])) == "".join(documents)
+    assert stream.count(tokenizer.end_id) == len(documents)
 
 
 def test_mistakes_are_named():

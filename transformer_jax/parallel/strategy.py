@@ -3,7 +3,7 @@
 A step is written once, for one device's share of the batch; given an `axis_name` it sums over the devices itself.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +49,20 @@ class Strategy:
     def place(self, batch: Batch) -> dict[str, jax.Array]:
         """The batch divided over the devices, for functions under plain `jit` with a model that is on all of them."""
         return jax.device_put(dict(batch), self._sharding(PartitionSpec(self.axis_name)))
+
+    def feed(self, batches: Iterator[Batch]) -> Iterator[Mapping[str, Any]]:
+        """The batches for a compiled step, each sent to the device while the one before it is computed."""
+        if self.axis_name is not None:
+            yield from batches  # which pmap divides and sends itself
+            return
+        upcoming = None
+        for batch in batches:
+            sent = self.place(batch)
+            if upcoming is not None:
+                yield upcoming
+            upcoming = sent
+        if upcoming is not None:
+            yield upcoming
 
     def _sharding(self, spec: PartitionSpec) -> Sharding:
         devices = jax.local_devices()[: self.num_devices]

@@ -17,7 +17,7 @@ from transformer_jax.training.metrics import MetricsLog
 from transformer_jax.training.progress import ProgressLine
 from transformer_jax.training.run import Run
 from transformer_jax.training.state import TrainState
-from transformer_jax.training.step import make_train_step
+from transformer_jax.training.step import Batch, make_train_step
 
 SCORES = {"bleu": "BLEU", "chrf": "chrF"}
 
@@ -124,8 +124,8 @@ class _Loop:
     def _evaluation_due(self, step: int) -> bool:
         return step > 0 and (step % self.run.config.evaluate_every == 0 or step == self.run.config.steps)
 
-    def _batches(self, first: int) -> Iterator[dict[str, np.ndarray]]:
-        """The batches from step `first` on, made ahead of time."""
+    def _batches(self, first: int) -> Iterator[Batch]:
+        """The batches from step `first` on, made and sent ahead of time."""
         run, config = self.run, self.run.config
         examples = run.examples()
         layout = run.task.layout(examples)
@@ -141,7 +141,7 @@ class _Loop:
             f"{size:,} parameters, {len(layout.members):,} examples in {batches.per_epoch:,} batches "
             f"({layout.padding:.1%} padding), {run.strategy.describe()}; the first steps take long: they are compiled"
         )
-        return ahead_of_time(batches, first, config.steps, config.workers)
+        return run.strategy.feed(ahead_of_time(batches, first, config.steps, config.workers))
 
     def _read(self) -> None:
         """Take in the figures of the step before."""
