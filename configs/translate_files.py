@@ -27,7 +27,7 @@ config = Config(
     data=Files(),
     tokenizer=TokenizerConfig(kind="byte_bpe", vocab_size=8_000),
     batching=BatchingConfig(tokens=2048, pack_length=64),
-    optimizer=OptimizerConfig(schedule="inverse_square_root", warmup_steps=1_000),
+    optimizer=OptimizerConfig(schedule="linear", peak=1e-3, warmup_steps=500),
     steps=10_000,
     evaluate_every=2_000,
     save_every=500,

@@ -185,11 +185,14 @@ def test_mistakes_give_one_clear_line(workdir, command, number):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_an_empty_line_is_named_and_nothing_before_it_is_lost(workdir, command):
-    code, out, err = command("generate", workdir, stdin="5 km\n6 km\n\n7 km\n")
+@pytest.mark.parametrize(
+    ("line", "fault"), [("", "is empty"), ("é" * 200, "has 203 tokens; the model reads at most 128")]
+)
+def test_a_line_that_cannot_be_is_named_and_nothing_before_it_is_lost(workdir, command, line, fault):
+    code, out, err = command("generate", workdir, stdin=f"5 km\n6 km\n{line}\n7 km\n")
     assert code == 1
     assert out.count("\n") == 2
-    assert err.strip() == "error: line 3 is empty; the lines before it were done"
+    assert err.strip() == f"error: line 3 {fault}; the lines before it were done"
 
 
 @pytest.mark.parametrize(

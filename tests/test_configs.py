@@ -49,10 +49,11 @@ def wmt14(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Twelve sentences in two files."""
+    """Twelve sentences in two files, and what files have besides: an empty line, and one that is too long."""
     folder = tmp_path_factory.mktemp("files")
-    (folder / "a").write_text("".join(f"{n} Türen\u2028und ein Haus\n" for n in range(12)), encoding="utf-8")
-    (folder / "b").write_text("".join(f"{n} 個のドアと家\n" for n in range(12)), encoding="utf-8")
+    for name, text in (("a", "Türen\u2028und ein Haus"), ("b", "個のドアと家")):
+        lines = [f"{n} {text}" for n in range(12)]
+        (folder / name).write_text("\n".join(["", *lines, text * 40]), encoding="utf-8")
     both = [str(folder / "a"), str(folder / "b")]
     return ["--data.train", *both, "--data.valid", *both, "--data.test", *both]
 

@@ -94,6 +94,15 @@ def test_a_narrow_beam_is_the_textbook_search(model, source, prefix_scores, num_
             assert beams.scores[row, place] == pytest.approx(score, rel=1e-4)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_fewer_results_are_the_first_of_all(model, source, alpha):
+    every = run(beam_search, model, source, num_beams=4, alpha=alpha)
+    for count in (1, 2):
+        few = run(beam_search, model, source, num_beams=4, alpha=alpha, num_results=count)
+        for a, b in zip(few, every, strict=True):
+            np.testing.assert_array_equal(a, b[:, :count])
+
+
 def test_greedy_takes_the_likeliest_token_each_time(model, source, prefix_scores):
     found = run(greedy, model, source)
     for row, scores in enumerate(prefix_scores):

@@ -121,5 +121,8 @@ def test_of_a_text_that_is_too_long_the_beginning_is_evaluated(task, model):
 
 
 def test_too_long_a_text_is_named(task, model):
-    with pytest.raises(UserError, match=r"line 8 has \d+ tokens; the model reads at most 64"):
-        task.translate(model, ["<de> 5 km", "x" * 100], ONE, first_number=7)
+    assert task.faults(["<de> 5 km", " ", "x" * 100])[:2] == [None, "is empty"]
+    with pytest.raises(UserError, match=r"the text 'x{20}'\.\.\. has 101 tokens; the model reads at most 64"):
+        task.translate(model, ["<de> 5 km", "x" * 100], ONE)
+    longest = "x" * 63
+    assert task.faults([longest, longest + "x"])[0] is None and "has 65 tokens" in task.faults([longest + "x"])[0]

@@ -33,16 +33,16 @@ class Generate:
         run = Run.open(self.workdir).with_beams(self.num_beams)
         model, _ = run.restored_model(self.step)
         lines = _numbered(sys.stdin)
+        prefix = f"{self.prefix} " if self.prefix else ""
         while batch := list(islice(lines, max(self.batch_lines, 1))):
-            empty = next((i for i, (_, line) in enumerate(batch) if not line.strip()), None)
-            whole = batch if empty is None else batch[:empty]
-            if whole:
-                texts = [run.config.data.prompt(f"{self.prefix} {line}" if self.prefix else line) for _, line in whole]
-                for text in run.task.translate(model, texts, run.strategy, first_number=whole[0][0]):
-                    print(text.replace("\n", " "))  # a line for a line, whatever the model writes
-                sys.stdout.flush()
-            if empty is not None:
-                raise UserError(f"line {batch[empty][0]} is empty; the lines before it were done")
+            texts = [run.config.data.prompt(prefix + line) if line.strip() else "" for _, line in batch]
+            faults = run.task.faults(texts)
+            good = next((place for place, fault in enumerate(faults) if fault), len(batch))
+            for text in run.task.translate(model, texts[:good], run.strategy) if good else ():
+                print(text.replace("\n", " "))  # a line for a line, whatever the model writes
+            sys.stdout.flush()
+            if good < len(batch):
+                raise UserError(f"line {batch[good][0]} {faults[good]}; the lines before it were done")
 
 
 def _numbered(stream: Any) -> Iterator[tuple[int, str]]:

@@ -35,12 +35,15 @@ def beam_search(
     end_id: int,
     num_beams: int,
     alpha: float,
+    num_results: int | None = None,
 ) -> Beams:
-    """Continue each prompt by at most `length` tokens, and by no more than its own limit, along the likeliest ways.
+    """The likeliest ways to continue each prompt, by at most `length` tokens and by no more than its own limit.
 
     A hypothesis with its end token leaves the beam with its final score; a live one goes on. The search ends when no
-    live one can beat the worst finished one any more, even at the length that favours it most.
+    live one can be among the results any more, even at the length that favours it most: the fewer results are asked
+    for (as many as there are beams by default), the sooner.
     """
+    num_results = num_beams if num_results is None else num_results
     limits = row_limits(state, prompt, length, limits)
     num_rows = prompt.shape[0]
     last_penalty = length_penalty(limits, alpha)
@@ -52,7 +55,7 @@ def beam_search(
         index, _, _, live, finished = carry
         best_live = live.scores[:, 0]
         reachable = jnp.maximum(best_live / length_penalty(index + 1, alpha), best_live / last_penalty)
-        return jnp.any((index < limits) & (reachable > finished.scores[:, -1]))
+        return jnp.any((index < limits) & (reachable > finished.scores[:, num_results - 1]))
 
     def advance(carry):
         index, last, state, live, finished = carry
@@ -90,7 +93,7 @@ def beam_search(
     everything = _concatenate(finished, live)
     is_live = jnp.arange(2 * num_beams)[None, :] >= num_beams
     rank = jnp.where(everything.scores == -jnp.inf, 2, jnp.where(is_live, 1, 0))
-    return _take(everything, jnp.lexsort((-everything.scores, rank), axis=-1)[:, :num_beams])
+    return _take(everything, jnp.lexsort((-everything.scores, rank), axis=-1)[:, :num_results])
 
 
 def _only(beams: Beams, chosen: Array) -> Beams:

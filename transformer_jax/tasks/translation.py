@@ -106,15 +106,21 @@ class Translation:
         figures = {"loss": loss / max(weight, 1), "exact_match": exact / len(records)}
         return figures | translation_scores(outputs, references, self.bleu_tokenizer)
 
-    def translate(
-        self, model: Transformer, texts: Sequence[str], strategy: Strategy, *, first_number: int = 1
-    ) -> list[str]:
-        """The translation of each text. Errors count texts from `first_number`."""
-        end = self.tokenizer.end_id
-        sources = [[*ids, end] for ids in self.tokenizer.encode(texts)]
-        for number, source in enumerate(sources, first_number):
-            if len(source) > self.max_length:
-                raise UserError(f"line {number} has {len(source)} tokens; the model reads at most {self.max_length}")
+    def faults(self, texts: Sequence[str]) -> list[str | None]:
+        """What keeps each text from being translated, if anything does: "is empty", "has 300 tokens; ..."."""
+        limit = f"the model reads at most {self.max_length}"
+        lengths = [len(ids) + 1 for ids in self.tokenizer.encode(texts)]
+        return [
+            "is empty" if not text.strip() else f"has {n} tokens; {limit}" if n > self.max_length else None
+            for text, n in zip(texts, lengths, strict=True)
+        ]
+
+    def translate(self, model: Transformer, texts: Sequence[str], strategy: Strategy) -> list[str]:
+        """The translation of each text."""
+        for text, fault in zip(texts, self.faults(texts), strict=True):
+            if fault:
+                raise UserError(f"the text {_beginning(text)}{fault}")
+        sources = [[*ids, self.tokenizer.end_id] for ids in self.tokenizer.encode(texts)]
         translations = [""] * len(texts)
         for members, batch in self._batches([{"source": source} for source in sources], strategy):
             outputs = self._translations(model, strategy.place(batch)["source"])
@@ -150,6 +156,10 @@ class Translation:
         return self.tokenizer.decode([row[:length] for row, length in zip(tokens, lengths, strict=True)])
 
 
+def _beginning(text: str) -> str:
+    return f"{text[:20]!r}{'...' * (len(text) > 20)} " if text.strip() else ""
+
+
 @partial(jax.jit, static_argnames="task")
 def _evaluation_loss(model: Transformer, batch: dict[str, Array], task: Translation) -> tuple[Array, Array]:
     return task.loss(model, batch, None, smooth=False)
@@ -177,5 +187,6 @@ def _search(
         end_id=end_id,
         num_beams=config.num_beams,
         alpha=config.alpha,
+        num_results=1,
     )
     return beams.tokens[:, 0], beams.lengths[:, 0]
