@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import grain
 import jax
 import numpy as np
+from absl import flags
 
 from transformer_jax.data import Batches, Split
 from transformer_jax.errors import UserError
@@ -170,9 +171,12 @@ def ahead_of_time(batches: Batches, first: int, end: int, workers: int) -> Itera
     """The batches from `first` to `end`, made before they are asked for, in a thread or in worker processes."""
     numbers = grain.MapDataset.range(first, end).map(batches.__getitem__)
     made = numbers.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
-    if workers:
-        made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=8))
-    return iter(made)
+    if not workers:
+        return iter(made)
+    flags.FLAGS.mark_as_parsed()  # Grain asks for flags of its own, and the command line has none for it
+    made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=8))
+    # Out of the memory that is shared with the workers, so that it is free again.
+    return ({name: array.copy() for name, array in batch.items()} for batch in made)
 
 
 def describe(figures: Mapping[str, float | str]) -> str:
