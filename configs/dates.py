@@ -1,4 +1,4 @@
-"""The default: English dates, times, numbers and units into five languages, in three to four minutes on two CPU cores."""
+"""The default: English dates, times, numbers and units into five languages, in some three minutes on two CPU cores."""
 
 from dataclasses import replace
 

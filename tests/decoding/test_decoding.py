@@ -15,7 +15,7 @@ from transformer_jax.errors import UserError
 
 VOCAB, LENGTH = 5, 4
 CONFIG = replace(tiny.CONFIG, vocab_size=VOCAB, norm="pre")
-BEGIN, END = tiny.BEGIN, tiny.END
+BEGIN, END, GOES_ON = tiny.BEGIN, tiny.END, 4
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,33 @@ def test_a_narrow_beam_is_the_textbook_search(model, source, prefix_scores, num_
         for place, (tokens, score) in enumerate(python_beam_search(scores, num_beams, alpha)):
             assert tuple(beams.tokens[row, place, : len(tokens)]) == tokens
             assert beams.scores[row, place] == pytest.approx(score, rel=1e-4)
+
+
+@pytest.mark.parametrize(("num_beams", "num_results"), [(1, 1), (2, 1), (2, 2)])
+def test_the_search_goes_on_while_a_live_beam_can_still_win(model, source, num_beams, num_results):
+    """To end at once has the probability 0.6; what goes on has less, but by its length wins in the end."""
+    first = jnp.log(jnp.full(VOCAB, 1e-9).at[END].set(0.6).at[GOES_ON].set(0.4))
+    then, last = (jnp.log(jnp.full(VOCAB, 1e-9).at[token].set(1.0)) for token in (GOES_ON, END))
+
+    def scripted(tokens, state):
+        logits = jnp.where(state.position == 0, first, jnp.where(state.position < LENGTH - 1, then, last))
+        return jnp.broadcast_to(logits, (len(tokens), 1, VOCAB)), replace(state, position=state.position + 1)
+
+    prompt = jnp.full((len(source), 1), BEGIN)
+    beams = beam_search(
+        scripted,
+        tiny.start(model, source, length=LENGTH),
+        prompt,
+        length=LENGTH,
+        end_id=END,
+        num_beams=num_beams,
+        num_results=num_results,
+        alpha=2.0,
+    )
+    assert beams.lengths[:, 0].tolist() == [LENGTH - 1] * len(source)
+    expected = np.log(0.4) / length_penalty(LENGTH, 2.0)
+    assert expected > np.log(0.6) > np.log(0.4)
+    np.testing.assert_allclose(beams.scores[:, 0], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
