@@ -25,9 +25,8 @@ class List:
 
     def run(self) -> None:
         """Print the steps."""
-        checkpoints = _open(Run.open(self.workdir))
-        print("\n".join(map(str, checkpoints.steps())))
-        checkpoints.close()
+        with Run.open(self.workdir).checkpoints() as checkpoints:
+            print("\n".join(map(str, checkpoints.steps())))
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,9 @@ class Average:
         if self.out.exists():
             raise UserError(f"{self.out} exists already; give another folder")
         run = Run.open(self.workdir)
-        checkpoints = _open(run)
-        steps = checkpoints.steps()[-self.last :]
-        try:
+        with run.checkpoints() as checkpoints:
+            steps = checkpoints.steps()[-self.last :]
             state = _mean(checkpoints, jax.eval_shape(run.initial_state), steps)
-        finally:
-            checkpoints.close()
         unfinished = self.out.with_name(f"{self.out.name}.partial")
         shutil.rmtree(unfinished, ignore_errors=True)
         new = Workdir(unfinished)
@@ -66,16 +62,6 @@ class Average:
         if len(steps) < self.last:
             print(f"note: there are only {len(steps)} checkpoints; train with --keep {self.last} to have more")
         print(f"{self.out} is the mean of the steps {', '.join(map(str, steps))}")
-
-
-def _open(run: Run) -> Checkpoints:
-    if not run.workdir.checkpoints.is_dir():
-        raise UserError(f"{run.workdir.path} has no checkpoint yet; train it first")
-    checkpoints = Checkpoints(run.workdir.checkpoints, read_only=True)
-    if not checkpoints.steps():
-        checkpoints.close()
-        raise UserError(f"{run.workdir.path} has no checkpoint yet; train it first")
-    return checkpoints
 
 
 def _mean(checkpoints: Checkpoints, like: TrainState, steps: list[int]) -> TrainState:

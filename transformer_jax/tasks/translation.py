@@ -108,21 +108,16 @@ class Translation:
 
     def faults(self, texts: Sequence[str]) -> list[str | None]:
         """What keeps each text from being translated, if anything does: "is empty", "has 300 tokens; ..."."""
-        limit = f"the model reads at most {self.max_length}"
-        lengths = [len(ids) + 1 for ids in self.tokenizer.encode(texts)]
-        return [
-            "is empty" if not text.strip() else f"has {n} tokens; {limit}" if n > self.max_length else None
-            for text, n in zip(texts, lengths, strict=True)
-        ]
+        return list(map(self._fault, texts, self.tokenizer.encode(texts)))
 
     def translate(self, model: Transformer, texts: Sequence[str], strategy: Strategy) -> list[str]:
         """The translation of each text."""
-        for text, fault in zip(texts, self.faults(texts), strict=True):
-            if fault:
+        encoded = self.tokenizer.encode(texts)
+        for text, ids in zip(texts, encoded, strict=True):
+            if fault := self._fault(text, ids):
                 raise UserError(f"the text {_beginning(text)}{fault}")
-        sources = [[*ids, self.tokenizer.end_id] for ids in self.tokenizer.encode(texts)]
         translations = [""] * len(texts)
-        for members, batch in self._batches([{"source": source} for source in sources], strategy):
+        for members, batch in self._batches([{"source": [*ids, self.tokenizer.end_id]} for ids in encoded], strategy):
             outputs = self._translations(model, strategy.place(batch)["source"])
             for member, text in zip(members, outputs, strict=False):
                 translations[member] = text
@@ -136,8 +131,15 @@ class Translation:
         rows = Rows(
             Store.of(examples), batching, pad_id=self.tokenizer.pad_id, width_multiple=8, width_limit=self._room
         )
+        members = rows.members
         for places, batch in Batches(rows, multiple=strategy.num_devices).once():
-            yield rows.members[places], batch
+            yield members[places], batch
+
+    def _fault(self, text: str, ids: Sequence[int]) -> str | None:
+        if not text.strip():
+            return "is empty"
+        length = len(ids) + 1  # with its end
+        return f"has {length} tokens; the model reads at most {self.max_length}" if length > self.max_length else None
 
     @property
     def _room(self) -> dict[str, int]:

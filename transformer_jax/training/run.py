@@ -1,5 +1,7 @@
 """A run: its config, and the parts that follow from it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,12 +84,20 @@ class Run:
 
     def restored_model(self, step: int | None = None) -> tuple[Transformer, int]:
         """The model of a checkpoint, by default the newest, and its step."""
+        with self.checkpoints() as checkpoints:
+            state = checkpoints.restore(jax.eval_shape(self.initial_state), step)
+        return self.strategy.replicate(state.model), int(state.step)
+
+    @contextmanager
+    def checkpoints(self) -> Iterator[Checkpoints]:
+        """What the run has saved, to be read."""
         if not self.workdir.checkpoints.is_dir():
             raise UserError(f"{self.workdir.path} has no checkpoint yet; train it first")
         checkpoints = Checkpoints(self.workdir.checkpoints, read_only=True)
         try:
-            state = checkpoints.restore(jax.eval_shape(self.initial_state), step)
-            return self.strategy.replicate(state.model), int(state.step)
+            if not checkpoints.steps():
+                raise UserError(f"{self.workdir.path} has no checkpoint yet; train it first")
+            yield checkpoints
         finally:
             checkpoints.close()
 
