@@ -33,7 +33,7 @@ def measure(workdir: Path) -> None:
     import train
     from transformer_jax.data import Batches
     from transformer_jax.training import Run, make_train_step
-    from transformer_jax.training.loop import ahead_of_time
+    from transformer_jax.training.inputs import ahead_of_time
 
     config = replace(train.parse(sys.argv[1:]), workdir=workdir)
     start = time.perf_counter()

@@ -5,9 +5,10 @@ import string
 
 import pytest
 
-from transformer_jax.data import text
+from transformer_jax.data import documentation, text
+from transformer_jax.data.documentation import python_documentation
 from transformer_jax.data.lines import Lines
-from transformer_jax.data.text import Text, python_documentation
+from transformer_jax.data.text import Text
 from transformer_jax.errors import UserError
 
 BOOK = "Der Fuchs\u2028 springt.\n\n\nزبان شیرین\nहिन्दी\x85\n\n一句中文 😀𝔘\x0c\rend\n"
@@ -172,7 +173,7 @@ finally:
     (tmp_path / "bad.py").write_text("def")
     (tmp_path / "none.py").write_text("x = 1")
     (tmp_path / "old.py").write_bytes(b'# -*- coding: latin-1 -*-\n"\xfcber"')
-    monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(documentation.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     found = python_documentation.__wrapped__()
     assert found == (("a", expected), ("a.c", expected), ("b", expected), ("old", "über"))
 
@@ -189,7 +190,7 @@ def test_a_module_is_held_out_by_its_name():
 
 
 def test_python_without_its_source_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(documentation.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(UserError, match="no Python source in"):
         python_documentation.__wrapped__()
 

@@ -17,7 +17,7 @@ import tensorflow_datasets as tfds
 from tensorboardX.record_writer import masked_crc32c
 from tensorflow_datasets.core import dataset_info, file_adapters
 
-from transformer_jax.data import Dates, Tfds
+from transformer_jax.data import Dates, Text, Tfds
 from transformer_jax.data.builders import TjDates, prepare
 from transformer_jax.errors import UserError
 
@@ -119,7 +119,7 @@ def contents(data_dir):
 
 
 def source(data_dir, name=NAME, **fields):
-    return Tfds(name, **({"source_language": "en", "target_language": "de", "data_dir": data_dir} | fields))
+    return Tfds(name, **({"features": {"source": "en", "target": "de"}, "data_dir": data_dir} | fields))
 
 
 def error(data, split="train"):
@@ -185,14 +185,14 @@ def mixed(tmp_path_factory):
 
 
 def test_reads_plain_strings(mixed):
-    pairs = source(mixed, "mixed", source_language="title", target_language="body").split("test")
+    pairs = source(mixed, "mixed", features={"source": "title", "target": "body"}).split("test")
     assert list(pairs) == [{"source": "é0", "target": "b0"}, {"source": "é1", "target": "b1"}]
 
 
 @pytest.mark.parametrize("language", ["fr", "topic", "words", "both"])
 def test_what_is_not_text_is_named_with_what_there_is(mixed, language):
-    start, _, known = error(source(mixed, "mixed", source_language="title", target_language=language)).partition("; ")
-    assert start == f"target_language={language!r} is no text feature of mixed"
+    start, _, known = error(source(mixed, "mixed", features={"title": "title", "target": language})).partition("; ")
+    assert start == f"features['target']={language!r} is no text feature of mixed"
     kinds = {"title (Text)", "body (Tensor)", "topic (ClassLabel)", "words (Sequence)", "both (Translation)"}
     assert set(known.removeprefix("its features are ").split(", ")) == kinds
 
@@ -349,10 +349,16 @@ def test_the_embedded_set_as_tfds_prepares_it_is_the_embedded_set(tmp_path, capf
     assert capfd.readouterr() == ("", "") and not caplog.records
 
 
+def test_the_documentation_as_tfds_prepares_it_is_the_documentation(tmp_path):
+    data = prepare(Text(), tmp_path)
+    assert all(list(data.split(split)) == list(Text().split(split)) for split in ("train", "valid"))
+    assert tfds.builder("tj_text", data_dir=tmp_path).builder_config.source == Text()
+
+
 def test_the_default_embedded_set_is_the_one_that_tfds_knows(tmp_path, monkeypatch):
     monkeypatch.setattr(TjDates, "download_and_prepare", lambda self: None)  # it is large
     builder = tfds.builder("tj_dates", data_dir=tmp_path)
-    assert builder.builder_config.dates == Dates()
+    assert builder.builder_config.source == Dates()
     assert prepare(Dates(), tmp_path).name == f"tj_dates/{builder.builder_config.name}"
 
 
@@ -368,11 +374,11 @@ def test_tensorflow_is_never_imported(tfrecord):
     code = f"""
 import sys
 from pathlib import Path
-from transformer_jax.data import Dates, Tfds
+from transformer_jax.data import Dates, Text, Tfds
 from transformer_jax.data.builders import prepare
 
 folder = Path({str(tfrecord)!r})
-for data in (Tfds({NAME!r}, "en", "de", folder), prepare(Dates(train_size=3, valid_size=1, test_size=1), folder)):
+for data in (Tfds({NAME!r}, {{"text": "en"}}, folder), prepare(Dates(train_size=3, valid_size=1, test_size=1), folder)):
     assert data.split("train")[0]
 assert "tensorflow_datasets" in sys.modules
 print("tensorflow" in sys.modules)

@@ -19,7 +19,7 @@ CONFIG = Config(model=tiny.CONFIG, data=Dates(), optimizer=OptimizerConfig(), st
     "data",
     [
         Dates(),
-        Tfds("wmt14_translate/de-en", "en", "de", data_dir=Path("data")),
+        Tfds("wmt14_translate/de-en", {"source": "en", "target": "de"}, data_dir=Path("data")),
         Files(train=(Path("a"), Path("b")), held_out=3),
         Records(train=(("a", "b"), ("c", "d"))),
         Mixture((Dates(languages=("ru",)), Files(train=(Path("x.tsv"),))), (1.0, 0.5)),

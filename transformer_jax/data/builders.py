@@ -1,6 +1,6 @@
-"""The embedded data set as a builder of TensorFlow Datasets, prepared without TensorFlow and without a network.
+"""The embedded sets as builders of TensorFlow Datasets, prepared without TensorFlow and without a network.
 
-Importing this module registers the builder: `tfds.builder("tj_dates")` finds it then.
+Importing this module registers the builders: `tfds.builder("tj_dates")` and `tfds.builder("tj_text")` find them then.
 """
 
 import hashlib
@@ -16,47 +16,65 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from transformer_jax.data.dates import Dates
-from transformer_jax.data.source import Record, Split
+from transformer_jax.data.source import Source, Split
+from transformer_jax.data.text import Text
 from transformer_jax.data.tfds import Tfds
 
 
 @dataclass(eq=False)
-class DatesConfig(tfds.core.BuilderConfig):
-    """Which dates to prepare."""
+class SourceConfig(tfds.core.BuilderConfig):
+    """Which records to prepare."""
 
-    dates: Dates = Dates()
+    source: Source[Any] = Dates()
 
 
 @cache  # TFDS wants a configuration of one name to be one object
-def _config(dates: Dates) -> DatesConfig:
-    digest = hashlib.blake2b(repr(dates).encode(), digest_size=4).hexdigest()
-    return DatesConfig(name="-".join((*dates.languages, digest)), dates=dates)
+def _config(source: Source[Any]) -> SourceConfig:
+    digest = hashlib.blake2b(repr(source).encode(), digest_size=4).hexdigest()
+    words = source.languages if isinstance(source, Dates) else ("documentation" if source == Text() else "files",)
+    return SourceConfig(name="-".join((*words, digest)), source=source)
 
 
-class TjDates(tfds.core.GeneratorBasedBuilder):
-    """`Dates` as TFDS prepares it: its records in their order, as text features `source` and `target`."""
+class _Embedded(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
+    """A source as TFDS prepares it: its records in their order, as text features of the same names."""
 
     VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS: ClassVar = [_config(Dates())]
+    fields: ClassVar[tuple[str, ...]]
 
     def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict({"source": tfds.features.Text(), "target": tfds.features.Text()})
-        return tfds.core.DatasetInfo(builder=self, features=features, description=Dates.__doc__, disable_shuffling=True)
+        features = tfds.features.FeaturesDict({field: tfds.features.Text() for field in self.fields})
+        about = type(self.builder_config.source).__doc__
+        return tfds.core.DatasetInfo(builder=self, features=features, description=about, disable_shuffling=True)
 
-    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, Record]]]:
-        splits = {name: self.builder_config.dates.split(name) for name in get_args(Split)}
+    def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, Any]]]:
+        splits = {name: self.builder_config.source.split(name) for name in get_args(Split)}
         return {name: self._generate_examples(split) for name, split in splits.items() if split}  # TFDS has none empty
 
-    def _generate_examples(self, split: Sequence[Record]) -> Iterator[tuple[int, Record]]:
+    def _generate_examples(self, split: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         yield from enumerate(split)
 
 
-def prepare(dates: Dates, data_dir: Path) -> Tfds:
+class TjDates(_Embedded):
+    """`Dates` as TFDS prepares it, with the features `source` and `target`."""
+
+    fields = ("source", "target")
+    BUILDER_CONFIGS: ClassVar = [_config(Dates())]
+
+
+class TjText(_Embedded):
+    """`Text` as TFDS prepares it, with the feature `text`; by default Python's documentation."""
+
+    fields = ("text",)
+    BUILDER_CONFIGS: ClassVar = [_config(Text())]
+
+
+def prepare(source: Dates | Text, data_dir: Path) -> Tfds:
     """Write a set to data_dir as array_record, unless it is there already; the source that reads it back."""
-    config = _config(dates)
+    config, builder = _config(source), TjDates if isinstance(source, Dates) else TjText
     with _quiet():
-        TjDates(config=config, data_dir=data_dir, file_format="array_record").download_and_prepare()
-    return Tfds(f"{TjDates.name}/{config.name}", "source", "target", data_dir, valid_split="valid")
+        builder(config=config, data_dir=data_dir, file_format="array_record").download_and_prepare()
+    features = {field: field for field in builder.fields}
+    return Tfds(f"{builder.name}/{config.name}", features, data_dir, valid_split="valid")
 
 
 @contextmanager

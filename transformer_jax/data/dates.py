@@ -31,7 +31,7 @@ from transformer_jax.data.cldr import (
     write_time,
     write_unit,
 )
-from transformer_jax.data.source import Lazy, Record, Split, check_split
+from transformer_jax.data.source import Lazy, Record, Source, Split, check_split
 from transformer_jax.errors import UserError
 
 Kind = Literal["date", "time", "number", "unit"]
@@ -120,7 +120,7 @@ WRITERS = {"date": _date, "time": _time, "number": _number, "unit": _unit}
 
 
 @dataclass(frozen=True)
-class Dates:
+class Dates(Source[Record]):
     """English dates, times, numbers and units beside their form in another language, from Unicode CLDR."""
 
     languages: tuple[str, ...] = ("de", "fr", "es", "ja", "zh")

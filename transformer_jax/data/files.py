@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from transformer_jax.data.lines import Lines, as_paths
-from transformer_jax.data.source import Chosen, Lazy, Record, Split, check_split
+from transformer_jax.data.source import Chosen, Lazy, Record, Source, Split, check_split
 from transformer_jax.errors import UserError
 
 TSV, JSONL = (".tsv", ".tab"), (".jsonl", ".ndjson")
@@ -15,7 +15,7 @@ FEWEST = 20  # records of train for each one held out
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Source[Record]):
     """Parallel text in files of your own."""
 
     train: tuple[Path, ...] = ()
@@ -58,14 +58,6 @@ class Files:
             return self._open(paths) if paths else ()
         records = self._open(self.train)
         return Chosen(records, _numbers(name, len(records), self.held_out, with_test=not self.test))
-
-    def tags(self) -> tuple[str, ...]:
-        """No text begins with a tag."""
-        return ()
-
-    def prompt(self, text: str) -> str:
-        """A source is the text itself."""
-        return text
 
     def _open(self, paths: tuple[Path, ...]) -> Sequence[Record]:
         if len(paths) == 2:

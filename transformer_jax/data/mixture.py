@@ -4,22 +4,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
-from transformer_jax.data.source import Joined, Lazy, Record, Source, Split
+from transformer_jax.data.source import Joined, Lazy, Source, Split
 from transformer_jax.errors import UserError
 
 LONGEST = 10_000  # places of a pattern; weights that would need more are rounded to it
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Source[Any]):
     """Several sources as one.
 
     A pass over train has every record of every source at least once, and as often again as the weights ask for. Valid
     and test are those of the sources one after another.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[Source[Any], ...]
     """What is mixed."""
     weights: tuple[float, ...]
     """How much each source counts: 3 and 1 are three records to one, whatever the sizes."""
@@ -34,7 +35,7 @@ class Mixture:
         if not all(0 < weight < math.inf for weight in self.weights):
             raise UserError(f"weights={self.weights} must all be above 0; leave out what is not wanted")
 
-    def split(self, name: Split) -> Sequence[Record]:
+    def split(self, name: Split) -> Sequence[Any]:
         """The records of "train", mixed, or those of "valid" or "test" of each source in turn."""
         splits = [source.split(name) for source in self.sources]
         return _Mixed(splits, self.weights) if name == "train" else Joined(splits)
@@ -48,10 +49,10 @@ class Mixture:
         return self.sources[0].prompt(text)
 
 
-class _Mixed(Lazy[Record]):
+class _Mixed(Lazy[Any]):
     """Records in a pattern that repeats: of any first n, a source gives its share of n to within one."""
 
-    def __init__(self, parts: Sequence[Sequence[Record]], weights: Sequence[float]):
+    def __init__(self, parts: Sequence[Sequence[Any]], weights: Sequence[float]):
         for number, part in enumerate(parts):
             if not len(part):
                 raise UserError(f"sources[{number}] has no records in train; leave it out")
@@ -67,7 +68,7 @@ class _Mixed(Lazy[Record]):
     def __len__(self) -> int:
         return self._length
 
-    def item(self, place: int) -> Record:
+    def item(self, place: int) -> Any:
         periods, within = divmod(place, len(self._pattern))
         number = self._pattern[within]
         index = periods * len(self._places[number]) + self._ranks[within]

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from transformer_jax.data.source import Record, Split, check_split
+from transformer_jax.data.source import Record, Source, Split, check_split
 from transformer_jax.errors import UserError
 
 
 @dataclass(frozen=True)
-class Records:
+class Records(Source[Record]):
     """Pairs of text held in memory, for notebooks: `Records(train=[("a source", "its target")])`."""
 
     train: tuple[tuple[str, str], ...]
@@ -27,14 +27,6 @@ class Records:
         """The pairs of "train", "valid" or "test"."""
         check_split(name)
         return [{"source": source, "target": target} for source, target in getattr(self, name)]
-
-    def tags(self) -> tuple[str, ...]:
-        """No text begins with a tag."""
-        return ()
-
-    def prompt(self, text: str) -> str:
-        """A source is the text itself."""
-        return text
 
 
 def _pairs(name: str, pairs: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:

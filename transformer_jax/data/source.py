@@ -11,6 +11,7 @@ from transformer_jax.errors import UserError
 
 Split = Literal["train", "valid", "test"]
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Record(TypedDict):
@@ -20,17 +21,26 @@ class Record(TypedDict):
     target: str
 
 
-class Source(Protocol):
-    """A frozen dataclass, so that it can stand in a config."""
+class Document(TypedDict):
+    """One example: a text that stands by itself."""
 
-    def split(self, name: Split) -> Sequence[Record]:
+    text: str
+
+
+class Source(Protocol[T_co]):
+    """Where examples of one kind come from. A frozen dataclass, so that it can stand in a config."""
+
+    @abstractmethod
+    def split(self, name: Split) -> Sequence[T_co]:
         """The records of a split, by number; each is made or read when it is asked for."""
 
     def tags(self) -> tuple[str, ...]:
-        """Words with a meaning of their own that a source may begin with; each becomes one token."""
+        """Words with a meaning of their own that a text may begin with; each becomes one token."""
+        return ()
 
     def prompt(self, text: str) -> str:
-        """The source for a text as a user types it."""
+        """What the model reads for a text as a user types it."""
+        return text
 
 
 def check_split(name: str) -> None:

@@ -1,39 +1,29 @@
 """Plain text for language models: in files, or the documentation that comes with Python."""
 
-import ast
 import math
 import os
-import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, TypedDict, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
+from transformer_jax.data.documentation import python_documentation
 from transformer_jax.data.lines import Lines, as_paths, open_text
-from transformer_jax.data.source import Chosen, Joined, Lazy, Split, check_split
+from transformer_jax.data.source import Chosen, Document, Joined, Lazy, Source, Split, check_split
 from transformer_jax.errors import UserError
 
 Unit = Literal["file", "paragraph", "line"]
 
 PIECE = 1 << 20  # bytes
 CONTINUATION = {bytes([byte]) for byte in range(0x80, 0xC0)}  # all but the first of a character in UTF-8
-# Tests, what is installed beside the library, tables, a program, and what later versions of Python no longer have.
-SKIPPED = {"test", "tests", "site-packages", "dist-packages", "encodings", "idlelib", "distutils", "lib2to3"}
-
-
-class Document(TypedDict):
-    """One example: a text that stands by itself."""
-
-    text: str
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Source[Document]):
     """Plain text to learn a language from."""
 
     train: tuple[Path, ...] = ()
@@ -68,14 +58,6 @@ class Text:
         held_out = name == "valid"
         modules = python_documentation()
         return [{"text": text} for module, text in modules if (_hash(module) < self.valid_fraction) == held_out]
-
-    def tags(self) -> tuple[str, ...]:
-        """No text begins with a tag."""
-        return ()
-
-    def prompt(self, text: str) -> str:
-        """A text is continued as it is."""
-        return text
 
     def _texts(self, paths: Sequence[Path], part: Split | None = None) -> Sequence[str]:
         """The texts in files: all of them, or the part before or after the place that parts train from valid."""
@@ -167,41 +149,6 @@ def _paragraphs(lines: Lines) -> _Paragraphs:
 def _size(path: Path) -> int:
     with open_text(path) as file:
         return os.fstat(file.fileno()).st_size
-
-
-@cache
-def python_documentation() -> tuple[tuple[str, str], ...]:
-    """The name and the docstrings of each module of the standard library that has any, without importing it."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    documents = []
-    for path in sorted(_modules(library)):
-        try:
-            text = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
-        except (SyntaxError, ValueError):
-            continue
-        if text:
-            name = ".".join(path.relative_to(library).with_suffix("").parts)
-            documents.append((name.removesuffix(".__init__"), text))
-    if not documents:
-        raise UserError(f"there is no Python source in {library} to take documentation from; name train files")
-    return tuple(documents)
-
-
-def _modules(library: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(library):
-        folders[:] = [name for name in folders if name not in SKIPPED]
-        yield from (Path(folder, name) for name in files if name.endswith(".py"))
-
-
-def _docstrings(node: ast.AST) -> Iterator[str]:
-    """The docstrings of a module, class or function and of what is in it, in the order of the source."""
-    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        docstring = ast.get_docstring(node)
-        if docstring:
-            yield docstring
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
-            yield from _docstrings(child)
 
 
 def _hash(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Parallel text from TensorFlow Datasets without TensorFlow: array_record as it is, tfrecord converted once."""
+"""Text from TensorFlow Datasets without TensorFlow: array_record as it is, tfrecord converted once."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.data.source import Lazy, Record, Split
+from transformer_jax.data.source import Lazy, Source, Split
 from transformer_jax.data.tfrecord import add_array_record
 from transformer_jax.errors import UserError
 
@@ -18,15 +18,14 @@ INSTALL = 'pip install "transformer_jax[tfds]"'
 
 
 @dataclass(frozen=True)
-class Tfds:
-    """A translation set of TensorFlow Datasets, such as wmt14_translate/de-en, or your own, prepared by it."""
+class Tfds(Source[Any]):
+    """A set of TensorFlow Datasets, such as wmt14_translate/de-en, or your own, prepared by it."""
 
     name: str
     """The set, its configuration and its version, as TFDS writes them; the last two may be left out."""
-    source_language: str
-    """The feature to translate from."""
-    target_language: str
-    """The feature to translate into."""
+    features: dict[str, str]
+    """What a record consists of, and from which text features of the set: source en target de for translation, text
+    text for a language model."""
     data_dir: Path | None = None
     """Where prepared sets are; TFDS's own place by default."""
     train_split: str = "train"
@@ -38,8 +37,8 @@ class Tfds:
     download: bool = False
     """Fetch and prepare the set when it is not in data_dir; otherwise nothing is asked of the network."""
 
-    def split(self, name: Split) -> Sequence[Record]:
-        """The pairs of "train", "valid" or "test", each read when it is asked for."""
+    def split(self, name: Split) -> Sequence[Any]:
+        """The records of "train", "valid" or "test", each read when it is asked for."""
         from tensorflow_datasets.core import FileFormat  # slow to import, and only needed here
 
         builder = self._prepared() or self._downloaded()
@@ -52,15 +51,7 @@ class Tfds:
         for shard in builder.info.splits[split].filepaths:
             if not shard.exists():
                 raise UserError(f"{self.name} lacks its file {shard}; copy or prepare the set again")
-        return _Pairs(records, self.source_language, self.target_language)
-
-    def tags(self) -> tuple[str, ...]:
-        """No text of this set begins with a tag."""
-        return ()
-
-    def prompt(self, text: str) -> str:
-        """A source is the text itself."""
-        return text
+        return _Texts(records, self.features)
 
     @property
     def _place(self) -> Path | None:
@@ -114,12 +105,14 @@ class Tfds:
             raise UserError(f"{self.name} cannot be converted from tfrecord to array_record: {error}") from error
         return tfds.builder_from_directory(folder)
 
-    def _check_features(self, features: dict[str, Any]) -> None:
-        texts = {name for name, feature in features.items() if (feature.shape, feature.np_dtype) == ((), np.object_)}
-        for side in ("source_language", "target_language"):
-            if (language := getattr(self, side)) not in texts:
-                known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
-                raise UserError(f"{side}={language!r} is no text feature of {self.name}; its features are {known}")
+    def _check_features(self, found: dict[str, Any]) -> None:
+        texts = {name for name, feature in found.items() if (feature.shape, feature.np_dtype) == ((), np.object_)}
+        for field, name in self.features.items():
+            if name not in texts:
+                known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in found.items())
+                raise UserError(
+                    f"features[{field!r}]={name!r} is no text feature of {self.name}; its features are {known}"
+                )
 
     def _check_split(self, field: str, splits: Any) -> None:
         split = getattr(self, field)
@@ -132,17 +125,16 @@ class Tfds:
 
 
 @dataclass(frozen=True)
-class _Pairs(Lazy[Record]):
+class _Texts(Lazy[dict[str, str]]):
     records: Any
-    source: str
-    target: str
+    features: dict[str, str]
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def item(self, place: int) -> Record:
+    def item(self, place: int) -> dict[str, str]:
         record = self.records[place]
-        return {"source": record[self.source].decode(), "target": record[self.target].decode()}
+        return {field: record[name].decode() for field, name in self.features.items()}
 
 
 def _first_line(error: Exception) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from transformer_jax.data import BatchingConfig, Dates, Files, Mixture, Records, Source, Tfds, TokenizerConfig
 from transformer_jax.errors import UserError
@@ -72,7 +72,9 @@ def to_json(value: Any) -> Any:
 def from_json(kind: Any, value: Any) -> Any:
     """The config of type `kind` that `to_json` made this of."""
     if isinstance(value, dict):
-        kind = Data if kind is Source else kind
+        if get_origin(kind) is dict:
+            return value
+        kind = Data if get_origin(kind) is Source else kind
         kinds: dict[str, Any] = {option.__name__: option for option in get_args(kind) or (kind,)}
         if value.get("type") not in kinds:
             raise UserError(f"the config has a {value.get('type')} where {' or '.join(kinds)} was expected")

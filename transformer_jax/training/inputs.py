@@ -1,10 +1,14 @@
-"""What a run reads, made once and kept in its workdir: the tokenizer and the encoded training set."""
+"""What a run reads: the tokenizer and the encoded training set, made once and kept in its workdir, and the batches."""
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 
-from transformer_jax.data import Record, Tokenizer
+import grain
+import numpy as np
+from absl import flags
+
+from transformer_jax.data import Batches, Record, Tokenizer
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import Translation
@@ -56,6 +60,18 @@ def load_or_encode(workdir: Workdir, config: Config, task: Translation) -> Store
     if not len(records):
         raise UserError("the train split is empty")
     return Store.write(path, _encoded(records, task), vocab_size=task.tokenizer.vocab_size)
+
+
+def ahead_of_time(batches: Batches, first: int, end: int, workers: int) -> Iterator[dict[str, np.ndarray]]:
+    """The batches from `first` to `end`, made before they are asked for, in a thread or in worker processes."""
+    numbers = grain.MapDataset.range(first, end).map(batches.__getitem__)
+    made = numbers.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
+    if not workers:
+        return iter(made)
+    flags.FLAGS.mark_as_parsed()  # Grain asks for flags of its own, and the command line has none for it
+    made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=8))
+    # Out of the memory that is shared with the workers, so that it is free again.
+    return ({name: array.copy() for name, array in batch.items()} for batch in made)
 
 
 def _encoded(records: Sequence[Record], task: Translation) -> Iterator[Sequence]:

@@ -2,25 +2,21 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-import grain
 import jax
-import numpy as np
-from absl import flags
 
 from transformer_jax.data import Batches, Split
 from transformer_jax.errors import UserError
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Config
+from transformer_jax.training.inputs import ahead_of_time
 from transformer_jax.training.interrupt import Interrupt, Interrupted
-from transformer_jax.training.metrics import MetricsLog
+from transformer_jax.training.metrics import MetricsLog, describe
 from transformer_jax.training.progress import ProgressLine
 from transformer_jax.training.run import Run
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.step import Batch, make_train_step
-
-SCORES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 def train(config: Config) -> tuple[Run, TrainState]:
@@ -165,30 +161,3 @@ class _Loop:
 
     def _restart_clock(self) -> None:
         self._since, self._tokens = time.monotonic(), 0.0
-
-
-def ahead_of_time(batches: Batches, first: int, end: int, workers: int) -> Iterator[dict[str, np.ndarray]]:
-    """The batches from `first` to `end`, made before they are asked for, in a thread or in worker processes."""
-    numbers = grain.MapDataset.range(first, end).map(batches.__getitem__)
-    made = numbers.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=8))
-    if not workers:
-        return iter(made)
-    flags.FLAGS.mark_as_parsed()  # Grain asks for flags of its own, and the command line has none for it
-    made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=8))
-    # Out of the memory that is shared with the workers, so that it is free again.
-    return ({name: array.copy() for name, array in batch.items()} for batch in made)
-
-
-def describe(figures: Mapping[str, float | str]) -> str:
-    """Figures as people read them: shares in percent, scores with two decimals, the rest with four."""
-    words = []
-    for name, value in figures.items():
-        if isinstance(value, str):
-            continue
-        if name.endswith("match"):
-            words.append(f"{name.replace('_', ' ')} {value:.2%}")
-        elif name in SCORES:
-            words.append(f"{SCORES[name]} {value:.2f}")
-        else:
-            words.append(f"{name.replace('_', ' ')} {value:.4f}")
-    return ", ".join(words)

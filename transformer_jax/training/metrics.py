@@ -8,6 +8,8 @@ from typing import Any, TextIO
 from transformer_jax.data import Split
 from transformer_jax.training.workdir import Workdir
 
+SCORES = {"bleu": "BLEU", "chrf": "chrF"}
+
 
 class MetricsLog:
     """Appends a line for each (step, split). What a killed run wrote beyond `step` is forgotten first."""
@@ -50,3 +52,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def describe(figures: Mapping[str, float | str]) -> str:
+    """Figures as people read them: shares in percent, scores with two decimals, the rest with four."""
+    words = []
+    for name, value in figures.items():
+        if isinstance(value, str):
+            continue
+        if name.endswith("match"):
+            words.append(f"{name.replace('_', ' ')} {value:.2%}")
+        elif name in SCORES:
+            words.append(f"{SCORES[name]} {value:.2f}")
+        else:
+            words.append(f"{name.replace('_', ' ')} {value:.4f}")
+    return ", ".join(words)
