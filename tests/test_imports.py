@@ -18,6 +18,7 @@ LOWER = {
     "tasks": {"functional", "parallel", "models", "decoding", "data"},
     "training": {"functional", "parallel", "layers", "models", "decoding", "data", "tasks"},
     "visualize": set(),
+    "interop": {"functional", "layers", "models", "data"},
 }
 
 

@@ -7,7 +7,6 @@ from flax import nnx
 from transformer_jax import functional as F
 from transformer_jax.errors import UserError
 from transformer_jax.layers import KeyValue, LayerNorm, Linear, MultiHeadAttention, Residual, Stack
-from transformer_jax.layers.block import Weights
 
 
 def test_linear_maps_named_axes_with_glorots_variance():
@@ -46,7 +45,7 @@ def test_a_cache_is_written_where_it_is_told():
 
 @pytest.mark.parametrize("placement", ["post", "pre"])
 def test_residuals_normalize_where_they_say(placement):
-    residual = Residual(8, placement, 1e-6, 0.0, rngs=nnx.Rngs(0))
+    residual = Residual(LayerNorm(8, 1e-6, rngs=nnx.Rngs(0)), placement, 0.0)
     x = 5 + jax.random.normal(jax.random.key(0), (1, 3, 8))
     entered, left = residual.enter(x), residual.leave(x, x, None)
     normal = F.layer_norm(x, epsilon=1e-6)
@@ -60,15 +59,15 @@ class Noise(nnx.Module):
     def __init__(self, rngs):
         self.norm = LayerNorm(2, 1e-6, rngs=rngs)
 
-    def __call__(self, x, memory, *, mask, memory_mask, cache, position, dropout_key):
-        return x, None, Weights(F.dropout(jnp.ones((2, 1, 8, 64)), 0.5, dropout_key), None)
+    def __call__(self, dropout_key):
+        return F.dropout(jnp.ones((2, 1, 8, 64)), 0.5, dropout_key)
 
 
 def test_layers_and_rows_drop_other_units():
-    stack = Stack(Noise, 3, final_norm=None, rematerialize=False, rngs=nnx.Rngs(0))
+    stack = Stack(Noise, 3, rematerialize=False, rngs=nnx.Rngs(0))
     keys = jax.random.split(jax.random.key(0), 2)
-    _, _, weights = stack(jnp.zeros((2, 1, 2)), dropout_key=keys, return_weights=True)
-    masks = np.asarray(weights.own).reshape(6, -1) == 0
+    _, noise = stack(lambda block, x, _, key: (x, block(key)), jnp.zeros((2, 1, 2)), dropout_key=keys)
+    masks = np.asarray(noise).reshape(6, -1) == 0
     for a in range(6):
         for b in range(a):
             assert 0.4 < (masks[a] == masks[b]).mean() < 0.6

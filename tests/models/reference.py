@@ -61,8 +61,8 @@ def layer_norm(x, scale, bias, config):
 
 
 def feed_forward(x, layer):
-    hidden = np.maximum(x @ layer["feed_forward/weight_in"] + layer["feed_forward/bias_in"], 0)
-    return hidden @ layer["feed_forward/weight_out"] + layer["feed_forward/bias_out"]
+    hidden = np.maximum(x @ layer["feed_forward/input/weight"] + layer["feed_forward/input/bias"], 0)
+    return hidden @ layer["feed_forward/output/weight"] + layer["feed_forward/output/bias"]
 
 
 def attend(x, memory, layer, name, causal=False):

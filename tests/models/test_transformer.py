@@ -37,7 +37,7 @@ def count(config):
         # Pre-norm adds a final norm to either stack.
         (replace(TransformerConfig.base(37_000), norm="pre"), 63_082_496 + 2 * 2 * 512),
         # Untied: a table for the source, one for the target, one for the output.
-        (replace(TransformerConfig.base(37_000), tie_embeddings=False), 63_082_496 + 2 * 37_000 * 512),
+        (replace(TransformerConfig.base(37_000), tie_embeddings="none"), 63_082_496 + 2 * 37_000 * 512),
         (replace(TransformerConfig.base(37_000), positions="learned"), 63_082_496 + 2 * 512 * 512),
     ],
 )
@@ -66,7 +66,7 @@ def test_agrees_with_the_paper_written_out_in_numpy(norm):
     weights = {"table": flat["embedding/table"], "encoder": blocks("encoder"), "decoder": blocks("decoder")}
     if norm == "pre":
         for side in ("encoder", "decoder"):
-            weights[f"{side}_norm"] = flat[f"{side}/final_norm/scale"], flat[f"{side}/final_norm/bias"]
+            weights[f"{side}_norm"] = flat[f"{side}_norm/scale"], flat[f"{side}_norm/bias"]
     source, target = tiny.pairs(rows=1)
     expected = reference.transformer(weights, config, source[0], target[0])
     np.testing.assert_allclose(tiny.forward(model, source, target)[0], expected, rtol=1e-4, atol=1e-4)
@@ -140,7 +140,7 @@ def test_every_parameter_names_its_axes():
 
 
 def test_matrices_decay_and_nothing_else_does():
-    config = replace(tiny.CONFIG, tie_embeddings=False, positions="learned", norm="pre")
+    config = replace(tiny.CONFIG, tie_embeddings="none", positions="learned", norm="pre")
     decayed = {name for name, decay in leaves(decays(abstract(config))).items() if decay}
     attention = [f"{part}/weight" for part in ("query", "key", "value", "output")]
     assert decayed == {
@@ -149,7 +149,7 @@ def test_matrices_decay_and_nothing_else_does():
         "output/table",
         *(f"encoder/blocks/self_attention/{name}" for name in attention),
         *(f"decoder/blocks/{kind}_attention/{name}" for kind in ("self", "cross") for name in attention),
-        *(f"{side}/blocks/feed_forward/weight_{end}" for side in ("encoder", "decoder") for end in ("in", "out")),
+        *(f"{side}/blocks/feed_forward/{way}/weight" for side in ("encoder", "decoder") for way in ("input", "output")),
     }
 
 
@@ -164,7 +164,7 @@ def test_bfloat16_computation_stays_near_float32():
 
 
 def test_learned_positions_and_untied_embeddings_train():
-    config = replace(tiny.CONFIG, tie_embeddings=False, positions="learned")
+    config = replace(tiny.CONFIG, tie_embeddings="none", positions="learned")
     source, target = tiny.pairs()
     gradients = jax.jit(jax.grad(lambda model: jnp.sum(model(source, target)[..., 0])))(tiny.make(config))
     assert all(bool(jnp.any(leaf != 0)) for name, leaf in leaves(gradients).items() if "table" in name)
@@ -244,7 +244,7 @@ def test_packed_pairs_have_the_logits_that_they_have_alone(positions):
 
 def test_packed_pairs_have_no_influence_on_each_other():
     # Every position has an id of its own and every side a table of its own: a table's gradient tells whose influence.
-    model = tiny.make(replace(tiny.CONFIG, vocab_size=30, tie_embeddings=False))
+    model = tiny.make(replace(tiny.CONFIG, vocab_size=30, tie_embeddings="none"))
     source, target = jnp.arange(10, 20)[None], jnp.arange(20, 28)[None]
     segments = jnp.array([[1] * 4 + [2] * 6]), jnp.array([[1] * 3 + [2] * 5])
 

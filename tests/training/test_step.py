@@ -130,7 +130,7 @@ def test_the_update_is_adam_with_decay_and_clipping():
     updates, _ = jax.jit(lambda g, m: optimizer.update(g, optimizer.init(m), m))(gradients, model)
     rate = 0.1 * 16**-0.5
     # Adam's first update is the sign of the gradient, however it was clipped.
-    table, bias = updates.embedding.table[...], updates.encoder.blocks.feed_forward.bias_in[...]
+    table, bias = updates.embedding.table[...], updates.encoder.blocks.feed_forward.input.bias[...]
     np.testing.assert_allclose(bias, -rate, rtol=1e-4)
     np.testing.assert_allclose(table, -rate * (1 + 0.1 * model.embedding.table[...]), rtol=1e-4)
 

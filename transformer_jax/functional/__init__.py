@@ -5,6 +5,7 @@ Axis letters: B batch, T query, S key, N heads, K key/value heads, H head size, 
 
 from transformer_jax.functional.attention import additive_attention, dot_product_attention, multiplicative_attention
 from transformer_jax.functional.dropout import dropout
+from transformer_jax.functional.experts import Balance, mixture_of_experts
 from transformer_jax.functional.feed_forward import feed_forward
 from transformer_jax.functional.linear import embed, linear
 from transformer_jax.functional.losses import cross_entropy
@@ -19,11 +20,22 @@ from transformer_jax.functional.masks import (
     window,
 )
 from transformer_jax.functional.norms import layer_norm, rms_norm
-from transformer_jax.functional.positions import alibi_bias, alibi_slopes, rotary, segment_positions, sinusoidal
+from transformer_jax.functional.positions import (
+    RotaryScaling,
+    alibi_bias,
+    alibi_slopes,
+    relative_buckets,
+    rotary,
+    rotary_frequencies,
+    segment_positions,
+    sinusoidal,
+)
 from transformer_jax.functional.softmax import log_softmax, softmax
 
 __all__ = [
+    "Balance",
     "Mask",
+    "RotaryScaling",
     "additive_attention",
     "alibi_bias",
     "alibi_slopes",
@@ -39,10 +51,13 @@ __all__ = [
     "layer_norm",
     "linear",
     "log_softmax",
+    "mixture_of_experts",
     "multiplicative_attention",
     "padding",
+    "relative_buckets",
     "rms_norm",
     "rotary",
+    "rotary_frequencies",
     "segment_positions",
     "segments",
     "sinusoidal",

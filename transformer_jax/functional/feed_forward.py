@@ -34,13 +34,14 @@ def feed_forward(
     bias_out: Float[Array, "D"] | None = None,
     *,
     gate: Float[Array, "D F"] | None = None,
+    bias_gate: Float[Array, "F"] | None = None,
     activation: Activation = "relu",
     dropout_rate: float = 0.0,
     dropout_key: Key[Array, "..."] | None = None,
 ) -> Float[Array, "B T D"]:
     """FFN(x) = f(x W1 + b1) W2 + b2, with f = ReLU in the paper (Vaswani et al. 2017, equation 2).
 
-    With a `gate` G it is (f(x G) * (x W1 + b1)) W2 + b2 (Shazeer 2020): SwiGLU for f = silu, GEGLU for f = gelu.
+    With a `gate` G it is (f(x G + c) * (x W1 + b1)) W2 + b2 (Shazeer 2020): SwiGLU for f = silu, GEGLU for f = gelu.
     """
     f = activation_function(activation)
 
@@ -50,5 +51,5 @@ def feed_forward(
         active = f(hidden) if gated is None else f(gated) * hidden
         return linear(dropout(active, dropout_rate, dropout_key), weight_out, bias_out)
 
-    gated = None if gate is None else linear(x, gate)
+    gated = None if gate is None else linear(x, gate, bias_gate)
     return activate_and_project(linear(x, weight_in, bias_in), gated, weight_out, bias_out)

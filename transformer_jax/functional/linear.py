@@ -4,13 +4,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
-def linear(x: Float[Array, "..."], weight: Float[Array, "..."], bias: Float[Array, "..."] | None = None) -> Array:
+def linear(
+    x: Float[Array, "..."],
+    weight: Float[Array, "..."],
+    bias: Float[Array, "..."] | None = None,
+    *,
+    num_inputs: int | None = None,
+) -> Array:
     """xW + b over as many trailing axes of x as lead the weight; computed in the dtype of x.
 
-    With a weight [D, N, H] it projects [B, T, D] to heads [B, T, N, H]; with [N, H, D] and a bias [D], back.
+    With a weight [D, N, H] and a bias [N, H] it projects [B, T, D] to heads [B, T, N, H]; with [N, H, D] and [D], back.
+    Without a bias, all axes of the weight but the last are inputs, unless `num_inputs` says how many.
     """
-    num_outputs = 1 if bias is None else bias.ndim
-    num_inputs = weight.ndim - num_outputs
+    if num_inputs is None:
+        num_inputs = weight.ndim - (1 if bias is None else bias.ndim)
     y = jnp.tensordot(x, weight.astype(x.dtype), axes=num_inputs)
     if bias is None:
         return y

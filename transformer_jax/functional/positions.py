@@ -1,5 +1,7 @@
 """Where a token stands: sinusoidal, rotary and linear-bias encodings; a learned one is an embedding."""
 
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -35,11 +37,43 @@ def sinusoidal(
     raise ValueError(f"variant={variant!r} is not known; choose 'interleaved', 'halved' or 'tensor2tensor'")
 
 
+@dataclass(frozen=True)
+class RotaryScaling:
+    """Slower turns, for texts longer than a model was first trained on."""
+
+    kind: Literal["linear", "llama3"]
+    """`linear` slows all pairs down alike (Chen et al. 2023); `llama3` those that turn too slowly to have come round
+    within `original_length`, and leaves the fast ones (Llama 3.1)."""
+    factor: float
+    """How many times slower."""
+    low_frequency_factor: float = 1.0
+    """Pairs that turn fewer times than this within original_length are slowed down; for llama3."""
+    high_frequency_factor: float = 4.0
+    """Pairs that turn more often than this are left as they are; for llama3."""
+    original_length: int = 8192
+
+
+def rotary_frequencies(head_size: int, *, base: float, scaling: RotaryScaling | None = None) -> Float[Array, "H/2"]:
+    """base^(-2i/H), the angle per position of each pair of features (Su et al. 2021)."""
+    half = head_size // 2
+    frequencies = base ** (-jnp.arange(half) / half)
+    if scaling is None:
+        return frequencies
+    slow = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return slow
+    turns = scaling.original_length * frequencies / (2 * math.pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    share = jnp.clip((turns - low) / (high - low), 0, 1)
+    return (1 - share) * slow + share * frequencies
+
+
 def rotary(
     x: Float[Array, "B T N H"],
     positions: Int[Array, "#B T"],
     *,
     base: float = 10_000.0,
+    scaling: RotaryScaling | None = None,
     variant: Literal["interleaved", "halved"] = "halved",
 ) -> Float[Array, "B T N H"]:
     """Turn each pair of features by an angle proportional to the position (Su et al. 2021).
@@ -50,7 +84,7 @@ def rotary(
     half = x.shape[-1] // 2
     if x.shape[-1] % 2:
         raise ValueError(f"rotary positions turn pairs of features; head size {x.shape[-1]} is odd")
-    frequencies = base ** (-jnp.arange(half) / half)
+    frequencies = rotary_frequencies(x.shape[-1], base=base, scaling=scaling)
     angles = positions[..., None, None] * frequencies[None, None, None, :]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     # Positions reach the thousands: the angle is worth nothing in bfloat16.
@@ -86,3 +120,23 @@ def segment_positions(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
     place = jnp.broadcast_to(jnp.arange(segments.shape[1])[None, :], segments.shape)
     begins = segments != jnp.roll(segments, 1, axis=1)
     return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
+
+
+def relative_buckets(
+    ahead: Int[Array, "*shape"], *, num_buckets: int, max_distance: int, two_sided: bool
+) -> Int[Array, "*shape"]:
+    """The bucket of a key that stands `ahead` positions after its query (Raffel et al. 2020, section 2.1).
+
+    Half of the buckets are for one distance each, the others grow as its logarithm up to `max_distance`, and the last
+    takes all beyond. Two-sided, the first half of all buckets is for keys behind and the second for keys ahead;
+    one-sided, keys ahead count as distance 0.
+    """
+    if two_sided:
+        num_buckets //= 2
+        first, distance = jnp.where(ahead > 0, num_buckets, 0), jnp.abs(ahead)
+    else:
+        first, distance = jnp.zeros_like(ahead), jnp.maximum(-ahead, 0)
+    exact = num_buckets // 2
+    growth = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(max_distance / exact)
+    far = jnp.minimum(exact + (growth * (num_buckets - exact)).astype(ahead.dtype), num_buckets - 1)
+    return first + jnp.where(distance < exact, distance, far)

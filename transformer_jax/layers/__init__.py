@@ -1,25 +1,49 @@
 """Parameters and the pure functions that use them: Flax modules as immutable pytrees."""
 
-from transformer_jax.layers.attention import KeyValue, MultiHeadAttention
-from transformer_jax.layers.block import Block, Cache, Residual, Weights
+from transformer_jax.layers.attention import KeyValue, MultiHeadAttention, Rotary
+from transformer_jax.layers.block import Block, Cache, NormPlacement, Residual, Seen
+from transformer_jax.layers.experts import Experts, ExpertsConfig, balance_loss, feed_forward_or_experts
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.linear import Embedding, Linear
-from transformer_jax.layers.norm import LayerNorm
-from transformer_jax.layers.parameter import is_parameter, parameter
+from transformer_jax.layers.norm import LayerNorm, Norm, RMSNorm
+from transformer_jax.layers.parameter import (
+    fan_in_normal,
+    glorot_uniform,
+    is_parameter,
+    normal,
+    parameter,
+    same_normal,
+    scaled,
+    zeros,
+)
 from transformer_jax.layers.stack import Stack
 
 __all__ = [
     "Block",
     "Cache",
     "Embedding",
+    "Experts",
+    "ExpertsConfig",
     "FeedForward",
     "KeyValue",
     "LayerNorm",
     "Linear",
     "MultiHeadAttention",
+    "Norm",
+    "NormPlacement",
+    "RMSNorm",
     "Residual",
+    "Rotary",
+    "Seen",
     "Stack",
-    "Weights",
+    "balance_loss",
+    "fan_in_normal",
+    "feed_forward_or_experts",
+    "glorot_uniform",
     "is_parameter",
+    "normal",
     "parameter",
+    "same_normal",
+    "scaled",
+    "zeros",
 ]

@@ -8,8 +8,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from transformer_jax.errors import UserError
-from transformer_jax.functional import Mask, dot_product_attention
+from transformer_jax.functional import Mask, RotaryScaling, dot_product_attention, rotary
 from transformer_jax.layers.linear import Linear
+from transformer_jax.layers.parameter import Scheme, glorot_uniform, scaled
 
 
 @jax.tree_util.register_dataclass
@@ -17,8 +18,8 @@ from transformer_jax.layers.linear import Linear
 class KeyValue:
     """What attention reads: the keys and values of S positions."""
 
-    key: Float[Array, "B S N H"]
-    value: Float[Array, "B S N H"]
+    key: Float[Array, "B S K H"]
+    value: Float[Array, "B S K H"]
 
     def write(self, new: "KeyValue", start: Int[Array, ""] | int) -> "KeyValue":
         """These keys and values with `new` written from position `start` on. They must fit."""
@@ -28,22 +29,67 @@ class KeyValue:
         return jax.tree.map(lambda old, add: jax.lax.dynamic_update_slice_in_dim(old, add, start, axis=1), self, new)
 
 
-class MultiHeadAttention(nnx.Module):
-    """Several heads of attention, each over its own projection, then mixed (Vaswani et al. 2017, section 3.2.2)."""
+@dataclass(frozen=True)
+class Rotary:
+    """Positions as turns of queries and keys; see `functional.rotary`."""
 
-    def __init__(self, d_model: int, num_heads: int, dropout_rate: float, *, rngs: nnx.Rngs):
-        if d_model % num_heads:
+    base: float = 10_000.0
+    scaling: RotaryScaling | None = None
+
+    def __call__(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
+        return rotary(x, positions, base=self.base, scaling=self.scaling)
+
+
+class MultiHeadAttention(nnx.Module):
+    """Several heads of attention, each over its own projection, then mixed (Vaswani et al. 2017, section 3.2.2).
+
+    Args:
+        d_model: size of what comes in and goes out.
+        num_heads: number of queries at each position.
+        dropout_rate: chance that a weight is dropped.
+        num_key_heads: number of keys and values at each position, each shared by several queries; `num_heads` if None.
+        head_size: size of a query; d_model / num_heads if None.
+        bias: whether the projections have one.
+        scale: multiplies the scores; 1 / sqrt(head_size) if None. What they are not divided by, the initial queries
+            are (T5).
+        rotary: turns queries and keys by their positions.
+        scheme: how the projections are drawn,
+        output_scheme: and the one back to d_model, if otherwise.
+        rngs: where they are drawn from.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        dropout_rate: float,
+        *,
+        num_key_heads: int | None = None,
+        head_size: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
+        rotary: Rotary | None = None,
+        scheme: Scheme = glorot_uniform,
+        output_scheme: Scheme | None = None,
+        rngs: nnx.Rngs,
+    ):
+        if head_size is None and d_model % num_heads:
             raise UserError(f"d_model={d_model} does not divide into num_heads={num_heads} heads of equal size")
-        heads = {"heads": num_heads, "head": d_model // num_heads}
-        self.query = Linear({"embed": d_model}, heads, rngs=rngs)
-        self.key = Linear({"embed": d_model}, heads, rngs=rngs)
-        self.value = Linear({"embed": d_model}, heads, rngs=rngs)
-        self.output = Linear(heads, {"embed": d_model}, rngs=rngs)
+        head_size = head_size or d_model // num_heads
+        embed, heads = {"embed": d_model}, {"heads": num_heads, "head": head_size}
+        key_heads = {"heads": num_key_heads or num_heads, "head": head_size}
+        query_scheme = scheme if scale is None else scaled(scheme, head_size**-0.5 / scale)
+        self.query = Linear(embed, heads, bias=bias, scheme=query_scheme, rngs=rngs)
+        self.key = Linear(embed, key_heads, bias=bias, scheme=scheme, rngs=rngs)
+        self.value = Linear(embed, key_heads, bias=bias, scheme=scheme, rngs=rngs)
+        self.output = Linear(heads, embed, bias=bias, scheme=output_scheme or scheme, rngs=rngs)
+        self.scale = scale
+        self.rotary = rotary
         self.dropout_rate = dropout_rate
 
-    def project(self, memory: Float[Array, "B S D"]) -> KeyValue:
+    def project(self, memory: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None = None) -> KeyValue:
         """The keys and values of what is attended to."""
-        return KeyValue(self.key(memory), self.value(memory))
+        return KeyValue(self._turn(self.key(memory), positions), self.value(memory))
 
     def __call__(
         self,
@@ -51,26 +97,34 @@ class MultiHeadAttention(nnx.Module):
         memory: Float[Array, "B S D"] | KeyValue | None = None,
         *,
         mask: Mask | Array | None = None,
+        bias: Float[Array, "#B #N #T #S"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"]]:
-        """Attention of x to `memory` (to itself when there is none), and the weights, which cost nothing if unused."""
-        if not isinstance(memory, KeyValue):
-            memory = self.project(x if memory is None else memory)
+        """Attention of x to `memory` (to itself when there is none), and the weights, which cost nothing if unused.
+
+        `bias` is added to the scores; `positions` are those of x, where a rotary encoding needs them.
+        """
+        if memory is None:
+            memory = self.project(x, positions)
+        elif not isinstance(memory, KeyValue):
+            memory = self.project(memory)
         if memory.key.shape[0] != x.shape[0]:
             raise ValueError(f"memory has batch {memory.key.shape[0]} but the target has batch {x.shape[0]}")
         context, weights = dot_product_attention(
-            self.query(x),
+            self._turn(self.query(x), positions),
             memory.key,
             memory.value,
             mask=mask,
+            bias=bias,
+            scale=self.scale,
             dropout_rate=self.dropout_rate,
             dropout_key=dropout_key,
             return_weights=True,
         )
         return self.output(context), weights
 
-
-def empty_cache(num_rows: int, length: int, num_heads: int, head_size: int, dtype: jnp.dtype) -> KeyValue:
-    """Room for the keys and values of `length` positions."""
-    zeros = jnp.zeros((num_rows, length, num_heads, head_size), dtype)
-    return KeyValue(zeros, zeros)
+    def _turn(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"] | None) -> Float[Array, "B T N H"]:
+        if self.rotary is None:
+            return x
+        return self.rotary(x, jnp.arange(x.shape[1])[None] if positions is None else positions)

@@ -1,16 +1,18 @@
 """One layer of an encoder or a decoder: sub-layers, each inside a residual connection with its norm."""
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer_jax.functional import Mask, dropout
 from transformer_jax.functional.dropout import split
-from transformer_jax.functional.feed_forward import Activation
+from transformer_jax.functional.experts import Balance
 from transformer_jax.layers.attention import KeyValue, MultiHeadAttention
+from transformer_jax.layers.experts import Experts
 from transformer_jax.layers.feed_forward import FeedForward
-from transformer_jax.layers.norm import LayerNorm
+from transformer_jax.layers.norm import Norm
 
 NormPlacement = Literal["post", "pre"]
 
@@ -22,11 +24,16 @@ class Cache(NamedTuple):
     memory: KeyValue | None
 
 
-class Weights(NamedTuple):
-    """Attention weights of a block: to its own sequence, and to the encoder's output."""
+class Seen(NamedTuple):
+    """What can be seen of a block at work: attention to itself and to the encoder's output, the use of its experts."""
 
-    own: Float[Array, "B N T T"]
+    own: Float[Array, "B N T T"] | None
     memory: Float[Array, "B N T S"] | None
+    balance: Balance | None
+
+    def unwatched(self) -> "Seen":
+        """Without the weights, which then are never kept."""
+        return self._replace(own=None, memory=None)
 
 
 class Residual(nnx.Module):
@@ -36,8 +43,8 @@ class Residual(nnx.Module):
     after the last block.
     """
 
-    def __init__(self, d_model: int, placement: NormPlacement, epsilon: float, dropout_rate: float, *, rngs: nnx.Rngs):
-        self.norm = LayerNorm(d_model, epsilon, rngs=rngs)
+    def __init__(self, norm: Norm, placement: NormPlacement, dropout_rate: float):
+        self.norm = norm
         self.placement = placement
         self.dropout_rate = dropout_rate
 
@@ -52,33 +59,25 @@ class Residual(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Self-attention, optional cross-attention, feed-forward (Vaswani et al. 2017, section 3.1)."""
+    """Self-attention, optional cross-attention, feed-forward or experts (Vaswani et al. 2017, section 3.1)."""
 
     def __init__(
         self,
+        self_attention: MultiHeadAttention,
+        feed_forward: FeedForward | Experts,
         *,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
-        activation: Activation,
-        norm: NormPlacement,
-        norm_epsilon: float,
+        cross_attention: MultiHeadAttention | None = None,
+        norm: Callable[[], Norm],
+        placement: NormPlacement,
         dropout_rate: float,
-        attention_dropout_rate: float,
-        activation_dropout_rate: float,
-        cross_attention: bool,
-        rngs: nnx.Rngs,
     ):
-        def residual() -> Residual:
-            return Residual(d_model, norm, norm_epsilon, dropout_rate, rngs=rngs)
-
-        self.self_attention = MultiHeadAttention(d_model, num_heads, attention_dropout_rate, rngs=rngs)
-        self.self_attention_residual = residual()
-        if cross_attention:
-            self.cross_attention = MultiHeadAttention(d_model, num_heads, attention_dropout_rate, rngs=rngs)
-            self.cross_attention_residual = residual()
-        self.feed_forward = FeedForward(d_model, d_ff, activation, activation_dropout_rate, rngs=rngs)
-        self.feed_forward_residual = residual()
+        self.self_attention = self_attention
+        self.self_attention_residual = Residual(norm(), placement, dropout_rate)
+        self.cross_attention = cross_attention
+        if cross_attention is not None:
+            self.cross_attention_residual = Residual(norm(), placement, dropout_rate)
+        self.feed_forward = feed_forward
+        self.feed_forward_residual = Residual(norm(), placement, dropout_rate)
 
     def __call__(
         self,
@@ -86,28 +85,50 @@ class Block(nnx.Module):
         memory: Float[Array, "B S D"] | None = None,
         *,
         mask: Mask | Array | None = None,
+        bias: Float[Array, "#B #N #T #S"] | None = None,
         memory_mask: Mask | Array | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+        valid: Bool[Array, "B T"] | None = None,
         cache: Cache | None = None,
-        position: Int[Array, ""] | int = 0,
+        start: Int[Array, ""] | int = 0,
         dropout_key: Key[Array, "#B"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], Cache | None, Weights]:
-        """x after this layer. With a `cache`, x is what comes new from `position` on, and the cache grows by it."""
+    ) -> tuple[Float[Array, "B T D"], Cache | None, Seen]:
+        """x after this layer, what it remembers, and what can be seen of its work.
+
+        Args:
+            x: what the layer before made.
+            memory: the encoder's output, for cross-attention.
+            mask: what may attend to what within x.
+            bias: added to the scores of self-attention.
+            memory_mask: what of the memory may be attended to.
+            positions: of x, where attention itself encodes them.
+            valid: which of x is not padding; experts pass over the rest.
+            cache: what was remembered of all before; x is what comes new, and the cache grows by it,
+            start: from this place on.
+            dropout_key: one key per row, or None for no dropout.
+        """
         keys = split(dropout_key, 6)
 
         y = self.self_attention_residual.enter(x)
+        known = self.self_attention.project(y, positions)
         if cache is not None:
-            cache = cache._replace(own=cache.own.write(self.self_attention.project(y), position))
-        y, own_weights = self.self_attention(y, cache.own if cache else y, mask=mask, dropout_key=keys[0])
+            known = cache.own.write(known, start)
+            cache = cache._replace(own=known)
+        y, own_weights = self.self_attention(y, known, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
         x = self.self_attention_residual.leave(x, y, keys[1])
 
         memory_weights = None
-        if hasattr(self, "cross_attention"):
+        if self.cross_attention is not None:
             y = self.cross_attention_residual.enter(x)
-            known = cache.memory if cache else memory
-            y, memory_weights = self.cross_attention(y, known, mask=memory_mask, dropout_key=keys[2])
+            y, memory_weights = self.cross_attention(
+                y, cache.memory if cache else memory, mask=memory_mask, dropout_key=keys[2]
+            )
             x = self.cross_attention_residual.leave(x, y, keys[3])
 
-        y = self.feed_forward_residual.enter(x)
-        y = self.feed_forward(y, dropout_key=keys[4])
+        y, balance = self.feed_forward_residual.enter(x), None
+        if isinstance(self.feed_forward, Experts):
+            y, balance = self.feed_forward(y, valid=valid, dropout_key=keys[4])
+        else:
+            y = self.feed_forward(y, dropout_key=keys[4])
         x = self.feed_forward_residual.leave(x, y, keys[5])
-        return x, cache, Weights(own_weights, memory_weights)
+        return x, cache, Seen(own_weights, memory_weights, balance)

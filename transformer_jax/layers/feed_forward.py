@@ -5,29 +5,50 @@ from jaxtyping import Array, Float, Key
 
 from transformer_jax.functional import feed_forward
 from transformer_jax.functional.feed_forward import Activation
-from transformer_jax.layers.parameter import glorot_uniform, parameter, zeros
+from transformer_jax.layers.linear import Linear
+from transformer_jax.layers.parameter import Scheme, glorot_uniform
 
 
 class FeedForward(nnx.Module):
-    """Two linear maps and an activation between them, the same at every position (Vaswani et al. 2017, section 3.3)."""
+    """Two linear maps and an activation between them, the same at every position (Vaswani et al. 2017, section 3.3).
 
-    def __init__(self, d_model: int, d_ff: int, activation: Activation, dropout_rate: float, *, rngs: nnx.Rngs):
-        self.weight_in = parameter(rngs, {"embed": d_model, "ff": d_ff}, glorot_uniform(1), decay=True)
-        self.bias_in = parameter(rngs, {"ff": d_ff}, zeros, decay=False)
-        self.weight_out = parameter(rngs, {"ff": d_ff, "embed": d_model}, glorot_uniform(1), decay=True)
-        self.bias_out = parameter(rngs, {"embed": d_model}, zeros, decay=False)
+    With a gate, the activation of a third map multiplies what is between them (Shazeer 2020).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        activation: Activation,
+        dropout_rate: float,
+        *,
+        gated: bool = False,
+        bias: bool = True,
+        scheme: Scheme = glorot_uniform,
+        output_scheme: Scheme | None = None,
+        rngs: nnx.Rngs,
+    ):
+        embed, ff = {"embed": d_model}, {"ff": d_ff}
+        self.input = Linear(embed, ff, bias=bias, scheme=scheme, rngs=rngs)
+        self.gate = Linear(embed, ff, bias=bias, scheme=scheme, rngs=rngs) if gated else None
+        self.output = Linear(ff, embed, bias=bias, scheme=output_scheme or scheme, rngs=rngs)
         self.activation = activation
         self.dropout_rate = dropout_rate
 
     def __call__(
         self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, "#B"] | None = None
     ) -> Float[Array, "B T D"]:
+        weight_in, bias_in = self.input.arrays()
+        weight_out, bias_out = self.output.arrays()
+        gate, bias_gate = (None, None) if self.gate is None else self.gate.arrays()
         return feed_forward(
             x,
-            self.weight_in[...],
-            self.weight_out[...],
-            self.bias_in[...],
-            self.bias_out[...],
+            weight_in,
+            weight_out,
+            bias_in,
+            bias_out,
+            gate=gate,
+            bias_gate=bias_gate,
             activation=self.activation,
             dropout_rate=self.dropout_rate,
             dropout_key=dropout_key,

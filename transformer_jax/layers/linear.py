@@ -8,25 +8,43 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UserError
 from transformer_jax.functional import embed, linear
-from transformer_jax.layers.parameter import Axes, glorot_uniform, normal, parameter, zeros
+from transformer_jax.layers.parameter import Axes, Initializer, Scheme, glorot_uniform, normal, parameter, zeros
 
 
 class Linear(nnx.Module):
     """xW + b from some named axes to others: `Linear({"embed": 512}, {"heads": 8, "head": 64}, rngs=rngs)`."""
 
-    def __init__(self, inputs: Axes, outputs: Axes, *, rngs: nnx.Rngs):
-        self.weight = parameter(rngs, inputs | outputs, glorot_uniform(len(inputs)), decay=True)
-        self.bias = parameter(rngs, outputs, zeros, decay=False)
+    def __init__(
+        self, inputs: Axes, outputs: Axes, *, bias: bool = True, scheme: Scheme = glorot_uniform, rngs: nnx.Rngs
+    ):
+        num_inputs = len(inputs)
+        self.weight = parameter(rngs, inputs | outputs, scheme(num_inputs), decay=True, num_inputs=num_inputs)
+        self.bias = parameter(rngs, outputs, zeros, decay=False) if bias else None
+
+    def arrays(self) -> tuple[Array, Array | None]:
+        """The weight and the bias."""
+        return self.weight[...], None if self.bias is None else self.bias[...]
 
     def __call__(self, x: Float[Array, "..."]) -> Array:
-        return linear(x, self.weight[...], self.bias[...])
+        return linear(x, *self.arrays(), num_inputs=self.weight.num_inputs)
 
 
 class Embedding(nnx.Module):
-    """A vector for each id, of standard deviation 1 / sqrt(d_model); also the output layer that shares its table."""
+    """A vector for each id, by default of deviation 1 / sqrt(d_model); also the output layer that shares its table."""
 
-    def __init__(self, num_ids: int, d_model: int, *, axis: str = "vocab", decay: bool = True, rngs: nnx.Rngs):
-        self.table = parameter(rngs, {axis: num_ids, "embed": d_model}, normal(d_model**-0.5), decay=decay)
+    def __init__(
+        self,
+        num_ids: int,
+        d_model: int,
+        *,
+        axis: str = "vocab",
+        decay: bool = True,
+        initializer: Initializer | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.table = parameter(
+            rngs, {axis: num_ids, "embed": d_model}, initializer or normal(d_model**-0.5), decay=decay
+        )
 
     def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         check_ids(ids, self.table.shape[0])

@@ -1,4 +1,4 @@
-"""One declaration per weight: its axes by name and size, its initializer, whether weight decay applies."""
+"""One declaration per weight: its axes by name and size, how it is drawn, whether weight decay applies."""
 
 import math
 from collections.abc import Callable
@@ -13,19 +13,24 @@ Axes = dict[str, int]
 
 Initializer = Callable[[Array, tuple[int, ...], jnp.dtype], Array]
 
+Scheme = Callable[[int], Initializer]
+"""How the weights of linear maps are drawn, given how many of their leading axes are inputs."""
+
 ones = jax.nn.initializers.ones
 zeros = jax.nn.initializers.zeros
 normal = jax.nn.initializers.normal
 
 
-def parameter(rngs: nnx.Rngs, axes: Axes, initializer: Initializer, *, decay: bool) -> nnx.Param:
-    """A float32 weight that knows its logical axes and whether it decays."""
+def parameter(
+    rngs: nnx.Rngs, axes: Axes, initializer: Initializer, *, decay: bool, num_inputs: int | None = None
+) -> nnx.Param:
+    """A float32 weight that knows its logical axes, whether it decays, and which axes of a linear map are inputs."""
     value = initializer(rngs.params(), tuple(axes.values()), jnp.float32)
-    return nnx.Param(value, axes=tuple(axes), decay=decay)
+    return nnx.Param(value, axes=tuple(axes), decay=decay, num_inputs=num_inputs)
 
 
 def glorot_uniform(num_inputs: int) -> Initializer:
-    """Uniform with variance 2 / (fan in + fan out); the first `num_inputs` axes are inputs (Glorot, Bengio 2010)."""
+    """Uniform with variance 2 / (fan in + fan out) (Glorot, Bengio 2010)."""
 
     def initialize(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         fan_in, fan_out = math.prod(shape[:num_inputs]), math.prod(shape[num_inputs:])
@@ -33,6 +38,21 @@ def glorot_uniform(num_inputs: int) -> Initializer:
         return jax.random.uniform(key, shape, dtype, -limit, limit)
 
     return initialize
+
+
+def fan_in_normal(num_inputs: int) -> Initializer:
+    """Normal with variance 1 / fan in (LeCun et al. 1998)."""
+    return lambda key, shape, dtype: normal(math.prod(shape[:num_inputs]) ** -0.5)(key, shape, dtype)
+
+
+def same_normal(deviation: float) -> Scheme:
+    """Normal with the same standard deviation for every weight."""
+    return lambda num_inputs: normal(deviation)
+
+
+def scaled(scheme: Scheme, factor: float) -> Scheme:
+    """A scheme whose weights are all `factor` times as large."""
+    return lambda num_inputs: lambda key, shape, dtype: factor * scheme(num_inputs)(key, shape, dtype)
 
 
 def is_parameter(leaf: object) -> bool:

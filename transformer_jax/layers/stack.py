@@ -1,65 +1,63 @@
 """A stack of equal layers: parameters with a leading layer axis, run by one scan, compiled once whatever the depth."""
 
 from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key, PyTree
 
-from transformer_jax.functional import Mask
 from transformer_jax.functional.dropout import split
-from transformer_jax.layers.block import Block, Cache, Weights
-from transformer_jax.layers.norm import LayerNorm
 from transformer_jax.layers.parameter import is_parameter
 from transformer_jax.parallel.axes import constrain
 
+BlockType = TypeVar("BlockType", bound=nnx.Module)
+Hidden = TypeVar("Hidden", bound=PyTree[Float[Array, "B T D"]])
 
-class Stack(nnx.Module):
-    """`num_layers` blocks one after the other, then a norm where there is one."""
+
+class Stack(nnx.Module, Generic[BlockType]):
+    """`num_layers` blocks one after the other. `blocks` is one block whose weights have a leading layer axis."""
 
     def __init__(
-        self,
-        make_block: Callable[[nnx.Rngs], Block],
-        num_layers: int,
-        *,
-        final_norm: LayerNorm | None,
-        rematerialize: bool,
-        rngs: nnx.Rngs,
+        self, make_block: Callable[[nnx.Rngs], BlockType], num_layers: int, *, rematerialize: bool, rngs: nnx.Rngs
     ):
         keys = jax.random.split(rngs.params(), num_layers)
         blocks = jax.vmap(lambda key: make_block(nnx.Rngs(key)))(keys)
-        self.blocks = jax.tree.map(_name_layer_axis, blocks, is_leaf=is_parameter)
-        self.final_norm = final_norm
+        self.blocks: BlockType = jax.tree.map(_name_layer_axis, blocks, is_leaf=is_parameter)
+        self.num_layers = num_layers
         self.rematerialize = rematerialize
 
     def __call__(
         self,
-        x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"] | None = None,
+        layer: Callable[[BlockType, Hidden, Any, Array | None], tuple[Hidden, Any]],
+        x: Hidden,
         *,
-        mask: Mask | Array | None = None,
-        memory_mask: Mask | Array | None = None,
-        cache: Cache | None = None,
-        position: Int[Array, ""] | int = 0,
+        per_layer: Any = None,
         dropout_key: Key[Array, "#B"] | None = None,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Cache | None, Weights | None]:
-        """x after all layers; the cache and, when asked for, the attention weights have a leading layer axis."""
-        num_layers = jax.tree.leaves(self.blocks)[0].shape[0]
+    ) -> tuple[Hidden, Any]:
+        """x after all layers, and what each layer gave besides, with a leading layer axis.
 
-        def layer(x, block_cache_key):
-            block, cache, key = block_cache_key
-            x, cache, weights = block(
-                x, memory, mask=mask, memory_mask=memory_mask, cache=cache, position=position, dropout_key=key
-            )
-            return constrain(x, "batch", "length", None), (cache, weights if return_weights else None)
+        Args:
+            layer: (block, x, this layer's part of `per_layer`, its dropout key) to (x, what it gives besides).
+            x: what goes through the layers.
+            per_layer: arrays with a leading layer axis, such as a cache.
+            dropout_key: one key per row, or None for no dropout.
+        """
+
+        def step(x, block_part_key):
+            x, out = layer(block_part_key[0], x, *block_part_key[1:])
+            return _constrain(x), out
 
         if self.rematerialize:
-            layer = jax.checkpoint(layer)
-        keys = None if dropout_key is None else jnp.stack(split(dropout_key, num_layers))  # type: ignore[arg-type]
-        x, (cache, weights) = jax.lax.scan(layer, constrain(x, "batch", "length", None), (self.blocks, cache, keys))
-        return x if self.final_norm is None else self.final_norm(x), cache, weights
+            step = jax.checkpoint(step)
+        keys = split(dropout_key, self.num_layers)
+        stacked = None if dropout_key is None else jnp.stack(keys)  # type: ignore[arg-type]
+        return jax.lax.scan(step, _constrain(x), (self.blocks, per_layer, stacked))
+
+
+def _constrain(x: Hidden) -> Hidden:
+    return jax.tree.map(lambda leaf: constrain(leaf, "batch", "length", None), x)
 
 
 def _name_layer_axis(parameter: nnx.Param) -> nnx.Variable:

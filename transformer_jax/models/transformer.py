@@ -2,24 +2,40 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from transformer_jax.errors import UserError
 from transformer_jax.functional import causal, dropout, padding, segment_positions, sinusoidal
 from transformer_jax.functional import segments as same_segment
 from transformer_jax.functional.dropout import split
 from transformer_jax.functional.feed_forward import Activation
-from transformer_jax.layers import Block, Cache, Embedding, LayerNorm, Stack
-from transformer_jax.layers.attention import empty_cache
-from transformer_jax.layers.block import NormPlacement
+from transformer_jax.functional.positions import SinusoidVariant
+from transformer_jax.layers import (
+    Block,
+    Embedding,
+    Experts,
+    ExpertsConfig,
+    FeedForward,
+    LayerNorm,
+    MultiHeadAttention,
+    NormPlacement,
+    Seen,
+    Stack,
+    balance_loss,
+    feed_forward_or_experts,
+    parameter,
+    zeros,
+)
+from transformer_jax.models.checks import check_heads, check_rates, check_sizes
+from transformer_jax.models.decoding_state import DecodingState
+from transformer_jax.models.precision import Precision, compute_dtype
 from transformer_jax.parallel.axes import constrain
 
-Precision = Literal["auto", "float32", "bfloat16"]
 Segments = tuple[Int[Array, "B S"], Int[Array, "B T"]]
 
 
@@ -28,7 +44,7 @@ class TransformerConfig:
     """The shape of an encoder-decoder. `base` and `big` are the paper's (table 3)."""
 
     vocab_size: int | None
-    """Number of ids, source and target together; None takes the tokenizer's."""
+    """Number of ids; None takes the tokenizer's."""
     d_model: int
     """Size of the vectors between layers."""
     num_heads: int
@@ -51,30 +67,35 @@ class TransformerConfig:
     positions: Literal["sinusoidal", "learned"]
     max_length: int
     """Longest sequence for learned positions, and for generation."""
-    tie_embeddings: bool
-    """One table for source, target and output layer (3.4)."""
+    tie_embeddings: Literal["all", "target", "none"]
+    """Which share a table: source, target and output layer (3.4), the last two, or none."""
     pad_id: int | None
     """The id that is not attended to; None takes the tokenizer's."""
+    source_vocab_size: int | None = None
+    """Number of ids of the source, where that has a vocabulary of its own."""
+    sinusoids: SinusoidVariant = "interleaved"
+    """The order of the sines and cosines: the paper's, or as Marian and OpenNMT (halved) or tensor2tensor have it."""
+    position_start: int = 0
+    """What the first position counts as."""
+    scale_embedding: bool = True
+    """Multiply the embedding by sqrt(d_model) (3.4)."""
+    output_bias: bool = False
+    """Add a learned number to the logit of each id."""
+    experts: ExpertsConfig | None = None
+    """Experts in place of each feed-forward network."""
     dtype: Precision = "auto"
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
     rematerialize: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them."""
 
     def __post_init__(self):
-        for name in ("d_model", "num_heads", "d_ff", "num_encoder_layers", "num_decoder_layers", "max_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for name in ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 0 and below 1; got {getattr(self, name)}")
-        if self.d_model % self.num_heads:
-            fitting = [n for n in range(1, self.num_heads + 1) if self.d_model % n == 0]
-            raise UserError(
-                f"num_heads={self.num_heads} does not divide d_model={self.d_model}; "
-                f"set num_heads to a divisor such as {fitting[-1]}"
-            )
+        check_sizes(self, "d_model", "num_heads", "d_ff", "num_encoder_layers", "num_decoder_layers", "max_length")
+        check_rates(self, "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
+        check_heads(self.d_model, self.num_heads)
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"d_model={self.d_model} is odd; sinusoidal positions need an even one")
+        if self.source_vocab_size is not None and self.tie_embeddings == "all":
+            raise UserError('a source with a vocabulary of its own cannot share its table; set tie_embeddings="target"')
 
     @classmethod
     def base(cls, vocab_size: int | None = 37_000, *, pad_id: int | None = 0) -> "TransformerConfig":
@@ -94,7 +115,7 @@ class TransformerConfig:
             norm_epsilon=1e-6,
             positions="sinusoidal",
             max_length=512,
-            tie_embeddings=True,
+            tie_embeddings="all",
             pad_id=pad_id,
         )
 
@@ -113,31 +134,6 @@ class AttentionWeights(NamedTuple):
     cross: Float[Array, "L B N T S"]
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DecodingState:
-    """All that the next token depends on: what each layer remembers, and how many tokens there were."""
-
-    cache: Cache
-    source_valid: Bool[Array, "B S"]
-    position: Int[Array, ""]
-
-    @property
-    def capacity(self) -> int:
-        """How many tokens there is room for."""
-        return self.cache.own.key.shape[2]
-
-    def repeat(self, count: int) -> "DecodingState":
-        """Each row `count` times, next to each other."""
-        cache = jax.tree.map(lambda x: jnp.repeat(x, count, axis=1), self.cache)
-        return replace(self, cache=cache, source_valid=jnp.repeat(self.source_valid, count, axis=0))
-
-    def reorder(self, rows: Int[Array, "B"]) -> "DecodingState":
-        """Go on from other rows, each one of the same source: what comes from the encoder stays in place."""
-        own = jax.tree.map(lambda x: jnp.take(x, rows, axis=1), self.cache.own)
-        return replace(self, cache=self.cache._replace(own=own))
-
-
 class Transformer(nnx.Module):
     """Source and target ids to logits. `Transformer(TransformerConfig.base(), rngs=nnx.Rngs(0))`."""
 
@@ -146,15 +142,21 @@ class Transformer(nnx.Module):
             raise UserError("vocab_size and pad_id are the tokenizer's to say; set both to make a model")
         self.config = config
         self.pad_id: int = config.pad_id
-        self.embedding = Embedding(config.vocab_size, config.d_model, rngs=rngs)
-        if not config.tie_embeddings:
-            self.target_embedding = Embedding(config.vocab_size, config.d_model, rngs=rngs)
-            self.output = Embedding(config.vocab_size, config.d_model, rngs=rngs)
+        d_model, vocab_size = config.d_model, config.vocab_size
+        self.embedding = Embedding(config.source_vocab_size or vocab_size, d_model, rngs=rngs)
+        if config.tie_embeddings != "all":
+            self.target_embedding = Embedding(vocab_size, d_model, rngs=rngs)
+        if config.tie_embeddings == "none":
+            self.output = Embedding(vocab_size, d_model, rngs=rngs)
+        self.output_bias = parameter(rngs, {"vocab": vocab_size}, zeros, decay=False) if config.output_bias else None
         if config.positions == "learned":
-            learned = partial(Embedding, config.max_length, config.d_model, axis="position", decay=False)
+            learned = partial(Embedding, config.max_length, d_model, axis="position", decay=False)
             self.source_positions, self.target_positions = learned(rngs=rngs), learned(rngs=rngs)
         self.encoder = _stack(config, config.num_encoder_layers, cross_attention=False, rngs=rngs)
         self.decoder = _stack(config, config.num_decoder_layers, cross_attention=True, rngs=rngs)
+        if config.norm == "pre":
+            self.encoder_norm = LayerNorm(d_model, config.norm_epsilon, rngs=rngs)
+            self.decoder_norm = LayerNorm(d_model, config.norm_epsilon, rngs=rngs)
 
     def __call__(
         self,
@@ -174,15 +176,29 @@ class Transformer(nnx.Module):
                 see each other, and positions count from the beginning of each.
             dropout_key: one key per row, or None for no dropout.
         """
+        return self.logits_and_balance(source, target, segments=segments, dropout_key=dropout_key)[0]
+
+    def logits_and_balance(
+        self,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        *,
+        segments: Segments | None = None,
+        dropout_key: Key[Array, "#B"] | None = None,
+    ) -> tuple[Float[Array, "B T V"], Float[Array, ""]]:
+        """The logits, and what unevenly used experts add to the sum of the losses."""
         encoder_key, decoder_key = split(dropout_key, 2)
-        memory, _ = self._encode(source, segments, encoder_key)
-        return self._logits(self._decode(target, memory, source, segments, decoder_key)[0])
+        memory, encoder = self._encode(source, segments, encoder_key)
+        x, decoder = self._decode(target, memory, source, segments, decoder_key)
+        experts = self.config.experts
+        balance = balance_loss(encoder.balance, experts) + balance_loss(decoder.balance, experts)
+        return self._logits(x), balance
 
     def attention(self, source: Int[Array, "B S"], target: Int[Array, "B T"]) -> AttentionWeights:
         """What attends to what, in every layer and head of the same pass."""
-        memory, encoder = self._encode(source, return_weights=True)
-        _, decoder = self._decode(target, memory, source, return_weights=True)
-        return AttentionWeights(encoder.own, decoder.own, decoder.memory)
+        memory, encoder = self._encode(source, watch=True)
+        _, decoder = self._decode(target, memory, source, watch=True)
+        return AttentionWeights(encoder.own, decoder.own, decoder.memory)  # type: ignore[arg-type]
 
     def encode(self, source: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         """What the decoder reads of the source."""
@@ -192,35 +208,40 @@ class Transformer(nnx.Module):
         """Read the source and make room for `length` target tokens, to be given to `decode`."""
         config = self.config
         memory = self.encode(source)
-        head_size = config.d_model // config.num_heads
-        own = empty_cache(len(source), length, config.num_heads, head_size, memory.dtype)
-        own = jax.tree.map(lambda x: jnp.stack([x] * config.num_decoder_layers), own)
+        shape = (config.num_decoder_layers, len(source), length, config.num_heads, config.d_model // config.num_heads)
         known = jax.vmap(lambda block: block.cross_attention.project(memory))(self.decoder.blocks)
-        return DecodingState(Cache(own, known), self._valid(source), jnp.int32(0))
+        return DecodingState.empty(shape, memory.dtype, memory=known, source_valid=self._valid(source))
 
     def decode(self, tokens: Int[Array, "B T"], state: DecodingState) -> tuple[Float[Array, "B T V"], DecodingState]:
         """The logits after each of the T next tokens, and the state after them: `__call__`, piece by piece."""
-        x = self._embed(tokens, side="target", start=state.position)
-        x, cache, _ = self.decoder(
-            x,
-            mask=causal(offset=state.position),
-            memory_mask=padding(state.source_valid),
-            cache=state.cache,
-            position=state.position,
-        )
-        position = state.position + tokens.shape[1]
-        return self._logits(x), replace(state, cache=cache, position=position)  # type: ignore[arg-type]
+        start, mask = state.position, causal(offset=state.position)
+        memory_mask = padding(state.source_valid)  # type: ignore[arg-type]
+
+        def layer(block, x, cache, key):
+            x, cache, _ = block(x, mask=mask, memory_mask=memory_mask, cache=cache, start=start)
+            return x, cache
+
+        x = self._embed(tokens, side="target", start=start)
+        x, cache = self.decoder(layer, x, per_layer=state.cache)
+        x = self.decoder_norm(x) if self.config.norm == "pre" else x
+        return self._logits(x), replace(state, cache=cache, position=start + tokens.shape[1])
 
     def _encode(
-        self, source: Array, segments: Segments | None = None, key: Array | None = None, return_weights: bool = False
-    ) -> tuple[Array, Any]:
+        self, source: Array, segments: Segments | None = None, key: Array | None = None, watch: bool = False
+    ) -> tuple[Array, Seen]:
         embedding_key, key = split(key, 2)
-        mask = padding(self._valid(source))
+        valid = self._valid(source)
+        mask = padding(valid)
         if segments is not None:
             mask &= same_segment(segments[0])
+
+        def layer(block, x, _, key):
+            x, _, seen = block(x, mask=mask, valid=valid, dropout_key=key)
+            return x, seen if watch else seen.unwatched()
+
         x = self._embed(source, side="source", segments=segments and segments[0], key=embedding_key)
-        x, _, weights = self.encoder(x, mask=mask, dropout_key=key, return_weights=return_weights)
-        return x, weights
+        x, seen = self.encoder(layer, x, dropout_key=key)
+        return self.encoder_norm(x) if self.config.norm == "pre" else x, seen
 
     def _decode(
         self,
@@ -229,21 +250,24 @@ class Transformer(nnx.Module):
         source: Array,
         segments: Segments | None = None,
         key: Array | None = None,
-        return_weights: bool = False,
-    ) -> tuple[Array, Any]:
+        watch: bool = False,
+    ) -> tuple[Array, Seen]:
         embedding_key, key = split(key, 2)
-        mask, memory_mask = causal(), padding(self._valid(source))
+        valid, mask, memory_mask = self._valid(target), causal(), padding(self._valid(source))
         if segments is not None:
             mask &= same_segment(segments[1])
             memory_mask &= same_segment(segments[1], segments[0])
-        x = self._embed(target, side="target", segments=segments and segments[1], key=embedding_key)
-        x, _, weights = self.decoder(
-            x, memory, mask=mask, memory_mask=memory_mask, dropout_key=key, return_weights=return_weights
-        )
-        return x, weights
 
-    def _valid(self, source: Array) -> Array:
-        return jnp.not_equal(source, self.pad_id)
+        def layer(block, x, _, key):
+            x, _, seen = block(x, memory, mask=mask, memory_mask=memory_mask, valid=valid, dropout_key=key)
+            return x, seen if watch else seen.unwatched()
+
+        x = self._embed(target, side="target", segments=segments and segments[1], key=embedding_key)
+        x, seen = self.decoder(layer, x, dropout_key=key)
+        return self.decoder_norm(x) if self.config.norm == "pre" else x, seen
+
+    def _valid(self, ids: Array) -> Array:
+        return jnp.not_equal(ids, self.pad_id)
 
     def _embed(
         self,
@@ -256,42 +280,40 @@ class Transformer(nnx.Module):
     ) -> Array:
         """Embedding times sqrt(d_model), so that it weighs as much as the position added to it (3.4, 3.5)."""
         config = self.config
-        table = self.embedding if side == "source" or config.tie_embeddings else self.target_embedding
+        table = self.embedding if side == "source" or config.tie_embeddings == "all" else self.target_embedding
         positions = start + jnp.arange(ids.shape[1])
         if config.positions == "sinusoidal":
-            encoding = sinusoidal(positions, config.d_model)
+            encoding = sinusoidal(positions, config.d_model, variant=config.sinusoids, start=config.position_start)
         else:
             encoding = (self.source_positions if side == "source" else self.target_positions)(positions)
         encoding = encoding[None] if segments is None else encoding[segment_positions(segments)]
-        x = table(ids) * config.d_model**0.5 + encoding
-        return dropout(x.astype(_compute_dtype(config)), config.dropout_rate, key)
+        x = table(ids) * (config.d_model**0.5 if config.scale_embedding else 1.0) + encoding
+        return dropout(x.astype(compute_dtype(config.dtype)), config.dropout_rate, key)
 
     def _logits(self, x: Array) -> Array:
-        logits = (self.embedding if self.config.tie_embeddings else self.output).logits(x)
+        table = {"all": "embedding", "target": "target_embedding", "none": "output"}[self.config.tie_embeddings]
+        logits = getattr(self, table).logits(x)
+        if self.output_bias is not None:
+            logits = logits + self.output_bias[None, None]
         return constrain(logits, "batch", "length", "vocab")
 
 
-def _stack(config: TransformerConfig, num_layers: int, *, cross_attention: bool, rngs: nnx.Rngs) -> Stack:
-    block = partial(
-        Block,
-        d_model=config.d_model,
-        num_heads=config.num_heads,
-        d_ff=config.d_ff,
-        activation=config.activation,
-        norm=config.norm,
-        norm_epsilon=config.norm_epsilon,
-        dropout_rate=config.dropout_rate,
-        attention_dropout_rate=config.attention_dropout_rate,
-        activation_dropout_rate=config.activation_dropout_rate,
-        cross_attention=cross_attention,
-    )
-    final_norm = LayerNorm(config.d_model, config.norm_epsilon, rngs=rngs) if config.norm == "pre" else None
-    return Stack(
-        lambda rngs: block(rngs=rngs), num_layers, final_norm=final_norm, rematerialize=config.rematerialize, rngs=rngs
-    )
+def _stack(config: TransformerConfig, num_layers: int, *, cross_attention: bool, rngs: nnx.Rngs) -> Stack[Block]:
+    def attention(rngs: nnx.Rngs) -> MultiHeadAttention:
+        return MultiHeadAttention(config.d_model, config.num_heads, config.attention_dropout_rate, rngs=rngs)
 
+    def feed_forward(rngs: nnx.Rngs) -> FeedForward | Experts:
+        shape, dropout_rate = (config.d_model, config.d_ff), config.activation_dropout_rate
+        return feed_forward_or_experts(*shape, config.experts, config.activation, dropout_rate, rngs=rngs)
 
-def _compute_dtype(config: TransformerConfig) -> jnp.dtype:
-    if config.dtype == "auto":
-        return jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
-    return jnp.dtype(config.dtype)
+    def block(rngs: nnx.Rngs) -> Block:
+        return Block(
+            attention(rngs),
+            feed_forward(rngs),
+            cross_attention=attention(rngs) if cross_attention else None,
+            norm=lambda: LayerNorm(config.d_model, config.norm_epsilon, rngs=rngs),
+            placement=config.norm,
+            dropout_rate=config.dropout_rate,
+        )
+
+    return Stack(block, num_layers, rematerialize=config.rematerialize, rngs=rngs)

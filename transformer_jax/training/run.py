@@ -13,7 +13,7 @@ from transformer_jax.data import Tokenizer
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.models import Transformer
-from transformer_jax.models.transformer import Precision
+from transformer_jax.models.precision import Precision
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks import Translation
 from transformer_jax.training.checkpoints import Checkpoints

@@ -1,0 +1,121 @@
+"""T5 checkpoints: the first version, v1.1 and what was trained from either."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from transformer_jax.errors import UserError
+from transformer_jax.interop.family import Family, Json, blocks, norm, read_fields, table, write_fields
+from transformer_jax.interop.torch_bin import Tensor
+from transformer_jax.interop.weights import Names, Weight
+from transformer_jax.models.t5 import T5Config
+
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "d_model": "d_model",
+    "num_heads": "num_heads",
+    "head_size": "d_kv",
+    "d_ff": "d_ff",
+    "num_encoder_layers": "num_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "dropout_rate": "dropout_rate",
+    "norm_epsilon": "layer_norm_epsilon",
+    "num_buckets": "relative_attention_num_buckets",
+    "max_distance": "relative_attention_max_distance",
+    "pad_id": "pad_token_id",
+}
+DEFAULTS = {
+    "vocab_size": 32_128,
+    "d_model": 512,
+    "num_heads": 8,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_decoder_layers": None,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "feed_forward_proj": "relu",
+    "pad_token_id": 0,
+    "n_positions": 512,
+}
+ACTIVATIONS = {
+    "relu": ("relu", False),
+    "gelu": ("gelu", False),
+    "gelu_new": ("gelu_tanh", False),
+    "silu": ("silu", False),
+    "gated-relu": ("relu", True),
+    "gated-gelu": ("gelu_tanh", True),
+    "gated-silu": ("silu", True),
+}
+"""What feed_forward_proj says of the feed-forward network: its activation, and whether it has a gate."""
+
+
+def _names(config: T5Config) -> Names:
+    weights = table("embedding", "shared")
+    for side, last in (("encoder", 1), ("decoder", 2)):
+        ours, theirs = f"{side}.layers.blocks", f"{side}.block.{{layer}}.layer"
+        inward = {"feed_forward.input": "wi"}
+        if config.gated:
+            inward = {"feed_forward.gate": "wi_0", "feed_forward.input": "wi_1"}
+        weights |= blocks(ours, f"{theirs}.{last}.DenseReluDense", inward | {"feed_forward.output": "wo"}, bias=False)
+        weights |= norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.{last}.layer_norm", bias=False)
+        weights |= _attention(f"{ours}.self_attention", f"{theirs}.0", "SelfAttention")
+        table_name = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        weights[f"{side}.distance_bias"] = Weight(table_name, "as_is")
+        weights |= norm(f"{side}.norm", f"{side}.final_layer_norm", bias=False)
+    weights |= _attention("decoder.layers.blocks.cross_attention", "decoder.block.{layer}.layer.1", "EncDecAttention")
+    copies = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
+    if config.tie_embeddings:
+        return Names(weights, copies | {"lm_head.weight": "shared.weight"})
+    return Names(weights | table("output", "lm_head"), copies)
+
+
+def _attention(ours: str, theirs: str, kind: str) -> dict[str, Weight]:
+    parts = {part: part[0] for part in ("query", "key", "value", "output")}
+    residual = norm(f"{ours}_residual.norm", f"{theirs}.layer_norm", bias=False)
+    return blocks(ours, f"{theirs}.{kind}", parts, bias=False) | residual
+
+
+def _read(json: Json, found: Mapping[str, Tensor]) -> T5Config:
+    if json["feed_forward_proj"] not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise UserError(f"config.json: feed_forward_proj={json['feed_forward_proj']!r} is not known; it can be {known}")
+    activation, gated = ACTIVATIONS[json["feed_forward_proj"]]
+    said = json.get("tie_word_embeddings", True)
+    fields = read_fields(json, FIELDS)
+    fields["num_decoder_layers"] = fields["num_decoder_layers"] or json["num_layers"]
+    return T5Config(
+        **fields,
+        activation=activation,  # type: ignore[arg-type]
+        gated=gated,
+        # What older versions call tied is that the output is scaled; newer ones call everything tied. The tensors know.
+        tie_embeddings=said and _equal(found, "lm_head.weight", "shared.weight"),
+        scale_output=json.get("scale_decoder_outputs", said),
+        max_length=json["n_positions"],
+    )
+
+
+def _equal(found: Mapping[str, Tensor], first: str, second: str) -> bool:
+    return not (first in found and second in found) or np.array_equal(found[first].read(), found[second].read())
+
+
+def _write(config: T5Config) -> dict[str, Any]:
+    for name, value in ACTIVATIONS.items():
+        if value == (config.activation, config.gated):
+            return write_fields(config, FIELDS) | {
+                "architectures": ["T5ForConditionalGeneration"],
+                "feed_forward_proj": name,
+                "tie_word_embeddings": config.scale_output,
+                "scale_decoder_outputs": config.scale_output,
+                "n_positions": config.max_length,
+                "decoder_start_token_id": config.pad_id,
+                "eos_token_id": 1,
+                "is_encoder_decoder": True,
+            }
+    raise UserError(f"activation={config.activation!r} with gated={config.gated} has no name in transformers")
+
+
+T5 = Family("t5", DEFAULTS, lambda name: name, _read, _write, _names)

@@ -1,0 +1,240 @@
+"""The tensors of a Hugging Face checkpoint folder, each read when it is asked for, and the writing of such a folder.
+
+A safetensors file is eight bytes that say how long its header is, the header in JSON, and the tensors without a gap
+(https://huggingface.co/docs/safetensors). We read and write that ourselves: the library does not give 8-bit floats to
+NumPy, bfloat16 not in every version, and writes only what is all in memory.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from io import SEEK_END, BufferedReader
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from transformer_jax.errors import UserError
+from transformer_jax.interop.torch_bin import Tensor, open_torch_bin
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CHECKPOINTS = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+GIT_LFS = b"version https://git-lfs"
+LONGEST_HEADER = 100_000_000  # bytes, as in the library
+PIECE = 1 << 24  # bytes written at once
+
+DTYPES = {
+    "BOOL": np.dtype("?"),
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+    "C64": np.dtype("<c8"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Writable:
+    """An array to be written: what it will be like, and how to get it when its turn comes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+
+def open_tensors(path: Path) -> Mapping[str, Tensor]:
+    """The tensors of a checkpoint by name: of its folder, or of one file (safetensors, torch.save, or an index).
+
+    Only headers are read; `tensors[name].read()` reads one tensor. Of what a folder has, it is the first of
+    model.safetensors, model.safetensors.index.json, pytorch_model.bin and pytorch_model.bin.index.json that counts.
+    """
+    if path.is_dir():
+        path = _checkpoint_in(path)
+    elif not path.exists():
+        raise UserError(f"{path} does not exist; give the folder of a Hugging Face checkpoint, or one file of it")
+    return _open_index(path) if path.suffix == ".json" else _open_file(path)
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Writable], *, shard_bytes: int = 5_000_000_000) -> None:
+    """Write a checkpoint as transformers does, one tensor at a time, all or nothing.
+
+    Args:
+        folder: Is made where it is not there, and must not hold such a checkpoint yet.
+        tensors: Each is read once, and let go before the next is read.
+        shard_bytes: Most bytes of tensors in a file; a larger tensor is alone in its own. What fits into one file
+            becomes model.safetensors, and else there are several and model.safetensors.index.json.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            raise ValueError(f"{name} has dtype {tensor.dtype}; safetensors files have {', '.join(map(str, NAMES))}")
+    for name in (WHOLE, INDEX):
+        if (folder / name).exists():
+            raise UserError(f"{folder} already holds a {name}; give another folder, or delete it")
+    shards = list(_shards(tensors, shard_bytes))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
+            for name, shard in shards:
+                _write_file(Path(partial, name), shard)
+            if len(shards) > 1:
+                _write_index(Path(partial, INDEX), shards)
+            # The index comes last: shards are no checkpoint as long as it is not there.
+            for name in [name for name, _ in shards] + [INDEX] * (len(shards) > 1):
+                Path(partial, name).replace(folder / name)
+    except OSError as error:
+        raise UserError(f"the tensors cannot be written to {folder}: {error}") from error
+
+
+def _checkpoint_in(folder: Path) -> Path:
+    for name in CHECKPOINTS:
+        if (folder / name).is_file():
+            return folder / name
+    there = sorted(path.name for path in folder.iterdir())
+    there = [*there[:8], f"{len(there) - 8} more"] if len(there) > 9 else there
+    raise UserError(
+        f"{folder} has none of {', '.join(CHECKPOINTS)} (it has {', '.join(there) or 'nothing'}); "
+        "give the folder of a Hugging Face checkpoint"
+    )
+
+
+def _open_index(index: Path) -> dict[str, Tensor]:
+    """The tensors of all files that an index names, which have to be those that it says are in them."""
+    try:
+        match json.loads(index.read_bytes()):
+            case {"weight_map": dict(places)} if places and all(isinstance(file, str) for file in places.values()):
+                pass
+            case _:
+                raise ValueError("it has no weight_map from names to files")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{index} is not the index of a checkpoint: {error}; get it again") from error
+    shards = {}
+    for file in dict.fromkeys(places.values()):
+        if not (index.parent / file).is_file():
+            raise UserError(f"{index} names {file}, which is not there; get it, too")
+        shards[file] = _open_file(index.parent / file)
+    for name, file in places.items():
+        if name not in shards[file]:
+            raise UserError(f"{index} says that {name} is in {file}, which does not have it; get both again")
+    tensors: dict[str, Tensor] = {}
+    for shard in shards.values():
+        for name in sorted(tensors.keys() & shard.keys()):
+            both = f"{tensors[name].path} and {shard[name].path}"
+            raise UserError(f"{name} is in both {both}; get them and {index} again")
+        tensors |= shard
+    return tensors
+
+
+def _open_file(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file:
+            if file.peek(len(GIT_LFS)).startswith(GIT_LFS):
+                raise UserError(f"{path} is not the weights but their Git LFS pointer; run `git lfs pull` beside it")
+            return _read_header(path, file) if path.suffix == ".safetensors" else open_torch_bin(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is cut short or damaged: {error}; get it again") from error
+
+
+def _read_header(path: Path, file: BufferedReader) -> dict[str, Tensor]:
+    """What a safetensors file says is in it, if that is the whole file and nothing twice. Else it is a ValueError."""
+    begin = 8 + int.from_bytes(file.read(8), "little")
+    file_bytes = file.seek(0, SEEK_END)
+    if not 8 < begin <= min(file_bytes, LONGEST_HEADER):
+        raise ValueError(f"its header ends at byte {begin}, the file at byte {file_bytes}")
+    file.seek(8)
+    header = json.loads(file.read(begin - 8))
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a JSON object")
+    header.pop("__metadata__", None)
+    tensors = {name: _described(path, name, entry, begin) for name, entry in header.items()}
+    end = begin
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].num_bytes)):
+        if tensor.begin != end:
+            raise ValueError(f"{name} begins at byte {tensor.begin}, where what comes before it ends at byte {end}")
+        end += tensor.num_bytes
+    if end != file_bytes:
+        raise ValueError(f"its tensors end at byte {end}, the file at byte {file_bytes}")
+    return tensors
+
+
+def _described(path: Path, name: str, entry: Any, data: int) -> Tensor:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
+            if dtype not in DTYPES:
+                raise UserError(f"{path}: {name} has dtype {dtype}, which is not one of {', '.join(DTYPES)}")
+            if all(isinstance(size, int) and size >= 0 for size in shape):
+                tensor = Tensor(tuple(shape), DTYPES[dtype], path, data + begin)
+                if tensor.num_bytes == end - begin:
+                    return tensor
+    raise ValueError(f"its header says of {name} {entry}")
+
+
+def _shards(tensors: Mapping[str, Writable], shard_bytes: int) -> Iterable[tuple[str, dict[str, Writable]]]:
+    """The files to be written and their tensors, in the order given."""
+    shards: list[dict[str, Writable]] = [{}]
+    room = shard_bytes
+    for name, tensor in tensors.items():
+        size = _num_bytes(tensor)
+        if shards[-1] and size > room:
+            shards.append({})
+            room = shard_bytes
+        shards[-1][name] = tensor
+        room -= size
+    if len(shards) == 1:
+        return [(WHOLE, shards[0])]
+    return [
+        (f"model-{number:05}-of-{len(shards):05}.safetensors", shard) for number, shard in enumerate(shards, start=1)
+    ]
+
+
+def _write_index(path: Path, shards: Iterable[tuple[str, Mapping[str, Writable]]]) -> None:
+    sizes = {name: _num_bytes(tensor) for _, shard in shards for name, tensor in shard.items()}
+    places = {name: file for file, shard in shards for name in shard}
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+    path.write_text(json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_file(path: Path, tensors: Mapping[str, Writable]) -> None:
+    # With the largest elements first, and the header a multiple of 8 bytes, each is aligned to its own size.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without which transformers 4 does not load it
+    end = 0
+    for name in names:
+        begin, end = end, end + _num_bytes(tensors[name])
+        dtype, shape = NAMES[tensors[name].dtype], list(tensors[name].shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % 8)
+    with path.open("wb") as file:
+        file.write(len(content).to_bytes(8, "little") + content)
+        for name in names:
+            _write_values(file, name, tensors[name])
+
+
+def _write_values(file: BinaryIO, name: str, tensor: Writable) -> None:
+    array = np.asarray(tensor.read())
+    if (array.shape, array.dtype) != (tensor.shape, tensor.dtype):
+        raise ValueError(f"{name} is {array.dtype}{array.shape} but was to be {tensor.dtype}{tensor.shape}")
+    piece = PIECE // array.itemsize
+    for part in np.nditer(array, ["external_loop", "buffered", "zerosize_ok"], order="C", buffersize=piece):
+        file.write(np.asarray(part).tobytes())
+
+
+def _num_bytes(tensor: Writable) -> int:
+    return prod(tensor.shape) * tensor.dtype.itemsize

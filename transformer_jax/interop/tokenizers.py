@@ -1,0 +1,82 @@
+"""The tokenizer that lies beside a checkpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
+
+from transformer_jax.data.tokenizer import Tokenizer, TokenizerConfig
+from transformer_jax.errors import UserError
+
+ROLES = {
+    "pad": ("pad_token", "eos_token", "unk_token"),
+    "begin": ("cls_token", "bos_token", "pad_token", "eos_token"),
+    "end": ("sep_token", "eos_token"),
+}
+"""For each of our special tokens those of transformers that have its role, the first that there is."""
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer in a folder: tokenizer.json, or the vocabulary files of old; None where there is neither."""
+    found = _open(folder)
+    if found is None:
+        return None
+    special = _special_tokens(folder)
+    known = {name: token for name, token in special.items() if found.token_to_id(token) is not None}
+    pad, begin, end = (next((known[name] for name in ROLES[role] if name in known), None) for role in ROLES)
+    return Tokenizer(found, TokenizerConfig(pad=pad, begin=begin, end=end))
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer.json, and the names of its special tokens as transformers reads them."""
+    tokenizer.save(folder / "tokenizer.json")
+    pad, begin, end = tokenizer.tokens([tokenizer.pad_id, tokenizer.begin_id, tokenizer.end_id])
+    names = {"pad_token": pad, "bos_token": begin, "cls_token": begin, "eos_token": end, "sep_token": end}
+    if tokenizer.unknown_id is not None:
+        names["unk_token"] = tokenizer.tokens([tokenizer.unknown_id])[0]
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _open(folder: Path) -> tokenizers.Tokenizer | None:
+    settings = _json(folder / "tokenizer_config.json")
+    whole, words = folder / "tokenizer.json", folder / "vocab.txt"
+    pieces, merges = folder / "vocab.json", folder / "merges.txt"
+    try:
+        if whole.is_file():
+            return tokenizers.Tokenizer.from_file(str(whole))
+        if words.is_file():
+            lower = settings.get("do_lower_case", True)
+            word_piece = BertWordPieceTokenizer(
+                str(words), lowercase=lower, strip_accents=settings.get("strip_accents")
+            )
+            return tokenizers.Tokenizer.from_str(word_piece.to_str())
+        if pieces.is_file() and merges.is_file():
+            byte_pairs = ByteLevelBPETokenizer(str(pieces), str(merges), settings.get("add_prefix_space", False))
+            return tokenizers.Tokenizer.from_str(byte_pairs.to_str())
+    except Exception as error:  # the library raises nothing more special
+        raise UserError(f"the tokenizer in {folder} cannot be read: {error}") from error
+    return None
+
+
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens by the names that transformers has for them."""
+    fields = _json(folder / "tokenizer_config.json") | _json(folder / "special_tokens_map.json")
+    known = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    if not (folder / "vocab.txt").is_file():
+        known = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    given = {name: _content(value) for name, value in fields.items() if name.endswith("_token") and value}
+    return known | {name: token for name, token in given.items() if token}
+
+
+def _content(value: Any) -> str | None:
+    return value.get("content") if isinstance(value, dict) else value if isinstance(value, str) else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,260 @@
+"""The tensors of a file that `torch.save` wrote, without torch, and without running what the file asks for.
+
+Such a file is a pickle, which is a program, and the storages it refers to. The program may do here what makes a dict of
+tensors and nothing else, as with `torch.load(weights_only=True)`. It leaves descriptions: the numbers stay in the file
+until they are read. There are two layouts (torch/serialization.py): since torch 1.6 a zip archive, in which the pickle
+and each storage are uncompressed entries; before, five pickles one after the other, and the storages behind them.
+"""
+
+import io
+import pickle
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
+
+import ml_dtypes
+import numpy as np
+
+from transformer_jax.errors import UserError
+
+ZIP = b"PK\x03\x04"
+LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+
+STORAGES = {
+    "DoubleStorage": np.dtype("<f8"),
+    "FloatStorage": np.dtype("<f4"),
+    "HalfStorage": np.dtype("<f2"),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "LongStorage": np.dtype("<i8"),
+    "IntStorage": np.dtype("<i4"),
+    "ShortStorage": np.dtype("<i2"),
+    "CharStorage": np.dtype("i1"),
+    "ByteStorage": np.dtype("u1"),
+    "BoolStorage": np.dtype("?"),
+    "UntypedStorage": np.dtype("u1"),
+}
+"""What the elements of each class of storage are. An untyped one is bytes, and its tensors say what they are of."""
+
+DTYPES = {
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "float8_e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "uint16": np.dtype("<u2"),
+    "uint32": np.dtype("<u4"),
+    "uint64": np.dtype("<u8"),
+}
+"""The dtypes that torch keeps in untyped storages: those which are younger than its typed ones."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array in a file: what it is like is known, what is in it is read when asked for."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    path: Path
+    begin: int
+    """The byte of the file at which it begins."""
+    strides: tuple[int, ...] | None = None
+    """Bytes from one element to the next along each axis; None is row after row."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes of the file it spans."""
+        if self.strides is None or 0 in self.shape:
+            return prod(self.shape) * self.dtype.itemsize
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return last + self.dtype.itemsize
+
+    def read(self) -> np.ndarray:
+        """The values: a read-only map of this part of the file, in memory for as long as somebody keeps it."""
+        if 0 in self.shape:  # of which there can be no map
+            return np.zeros(self.shape, self.dtype)
+        content = np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,))
+        return np.ndarray(self.shape, self.dtype, content, 0, self.strides)
+
+
+def open_torch_bin(path: Path) -> dict[str, Tensor]:
+    """The tensors of a flat dict, by name. Only the pickle is read."""
+    try:
+        with path.open("rb") as file:
+            read = _read_zip if file.peek(len(ZIP)).startswith(ZIP) else _read_legacy
+            content, storages = read(path, file)
+            file_bytes = file.seek(0, io.SEEK_END)
+        return {name: _placed(path, name, tensor, storages, file_bytes) for name, tensor in _flat(path, content)}
+    except UserError:
+        raise
+    except Exception as error:  # there is nothing that a damaged pickle may not raise
+        raise UserError(
+            f"{path} is cut short, damaged, or no file of torch.save ({error or type(error).__name__}); get it again"
+        ) from error
+
+
+class _Storage(NamedTuple):
+    """A flat run of elements in the file, which tensors are views of."""
+
+    key: str
+    dtype: np.dtype
+
+
+class _Tensor(NamedTuple):
+    """A tensor as its pickle tells it; offset and strides count elements."""
+
+    storage: _Storage
+    dtype: np.dtype
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Place(NamedTuple):
+    """The bytes of the file that a storage is in."""
+
+    begin: int
+    num_bytes: int
+
+
+class _Function(NamedTuple):
+    """What the pickle calls instead of a function of torch: a tuple, since pickles set attributes of what has any."""
+
+    name: str
+
+    def __call__(self, *arguments: Any) -> _Tensor:
+        return FUNCTIONS[self.name](*arguments)
+
+
+class _WeightsUnpickler(pickle.Unpickler):
+    """Makes descriptions of tensors, and refuses to look up anything that does not serve to do so."""
+
+    def __init__(self, file: io.BytesIO | io.BufferedReader, path: Path):
+        super().__init__(file, encoding="utf-8")
+        self._path = path
+        self.storages: dict[str, _Storage] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        match module, name:
+            case "collections", "OrderedDict":
+                return OrderedDict
+            case "torch", "Size":
+                return tuple
+            case "torch._utils", _ if name in FUNCTIONS:
+                return _Function(name)
+            case ("torch", _) | ("torch.storage", "UntypedStorage") if name in STORAGES or name in DTYPES:
+                return name
+        raise UserError(
+            f"{self._path} holds more than weights: it asks to run {f'{module}.{name}'!r}, which is refused; "
+            "have somebody you trust save the weights alone, best as safetensors"
+        )
+
+    def persistent_load(self, name: Any) -> _Storage:
+        match name:
+            case ("storage", str(kind), str(key), str(), int(), *view) if kind in STORAGES and not any(view):
+                return self.storages.setdefault(key, _Storage(key, STORAGES[kind]))
+        raise ValueError(f"it refers to {name!r}, which is no storage")
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+    return _checked(storage, storage.dtype, offset, shape, strides)
+
+
+def _tensor_of_dtype(
+    storage: Any, offset: Any, shape: Any, strides: Any, requires_grad: Any, hooks: Any, dtype: str, *_: Any
+) -> _Tensor:
+    return _checked(storage, DTYPES[dtype], offset, shape, strides)
+
+
+def _parameter(tensor: _Tensor, *_: Any) -> _Tensor:
+    return tensor
+
+
+FUNCTIONS: dict[str, Callable[..., _Tensor]] = {
+    "_rebuild_tensor_v2": _tensor,
+    "_rebuild_tensor_v3": _tensor_of_dtype,
+    "_rebuild_parameter": _parameter,
+}
+"""Those of `torch._utils` that make a tensor: of a typed storage, of an untyped one, and of a tensor."""
+
+
+def _checked(storage: Any, dtype: np.dtype, offset: Any, shape: Any, strides: Any) -> _Tensor:
+    shape, strides = tuple(shape), tuple(strides)
+    if not all(isinstance(number, int) and number >= 0 for number in (offset, *shape, *strides)):
+        raise ValueError(f"it has a tensor of shape {shape} with strides {strides} from {offset!r}")
+    return _Tensor(storage, dtype, offset, shape, strides)
+
+
+def _read_zip(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Place]]:
+    """What the pickle of a zip archive makes, and where its storages are: NAME/data.pkl, NAME/data/KEY."""
+    with ZipFile(file) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        folder = next((name.removesuffix("data.pkl") for name in entries if name.endswith("/data.pkl")), None)
+        if folder is None:
+            raise ValueError("it is a zip archive without a data.pkl")
+        if any(entry.compress_type != ZIP_STORED for entry in entries.values()):
+            raise ValueError("it is a compressed zip archive, as torch.save writes none")
+        byte_order = f"{folder}byteorder"
+        if byte_order in entries and archive.read(byte_order) != b"little":
+            raise UserError(f"{path} is from a big-endian machine; load it with torch and save it on another")
+        content = _WeightsUnpickler(io.BytesIO(archive.read(f"{folder}data.pkl")), path).load()
+    data = f"{folder}data/"
+    places = {name.removeprefix(data): _place(file, entry) for name, entry in entries.items() if name.startswith(data)}
+    return content, places
+
+
+def _place(file: BinaryIO, entry: ZipInfo) -> _Place:
+    """Where an uncompressed entry is: behind its local header, whose length the archive's directory does not say."""
+    file.seek(entry.header_offset)
+    magic, lengths = struct.unpack("<4s22x4s", file.read(30))
+    if magic != ZIP:
+        raise ValueError(f"{entry.filename} is not where the zip archive says")
+    return _Place(entry.header_offset + 30 + sum(struct.unpack("<HH", lengths)), entry.file_size)
+
+
+def _read_legacy(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Place]]:
+    """The same of the layout before torch 1.6: magic, version, machine, content, keys; then storages, in that order."""
+    if _WeightsUnpickler(file, path).load() != LEGACY_MAGIC or _WeightsUnpickler(file, path).load() != LEGACY_PROTOCOL:
+        raise ValueError("it begins otherwise")
+    _WeightsUnpickler(file, path).load()  # byte order and sizes of the machine, which the storages do not depend on
+    unpickler = _WeightsUnpickler(file, path)
+    content = unpickler.load()
+    places = {}
+    for key in _WeightsUnpickler(file, path).load():
+        (size,) = struct.unpack("<q", file.read(8))
+        places[key] = _Place(file.tell(), size * unpickler.storages[key].dtype.itemsize)
+        file.seek(places[key].num_bytes, io.SEEK_CUR)
+    return content, places
+
+
+def _flat(path: Path, content: Any) -> Iterable[tuple[str, _Tensor]]:
+    """The entries of a dict from names to tensors, which is what the file must hold."""
+    wanted, hint = "a flat dict of tensors", "save the weights alone: torch.save(model.state_dict(), path)"
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds something of type {_type(content)} and not {wanted}; {hint}")
+    for name, tensor in content.items():
+        if not isinstance(name, str):
+            raise UserError(f"{path} does not hold {wanted}: there is a name of type {_type(name)}; {hint}")
+        if not isinstance(tensor, _Tensor):
+            raise UserError(f"{path} does not hold {wanted}: {name!r} is of type {_type(tensor)}; {hint}")
+        yield name, tensor
+
+
+def _type(item: Any) -> str:
+    return type(item).__name__.strip("_")
+
+
+def _placed(path: Path, name: str, tensor: _Tensor, storages: dict[str, _Place], file_bytes: int) -> Tensor:
+    """The tensor in the file, where all of it must be inside of its storage, and that inside of the file."""
+    storage, itemsize = storages[tensor.storage.key], tensor.dtype.itemsize
+    offset, strides = tensor.offset * itemsize, tuple(stride * itemsize for stride in tensor.strides)
+    placed = Tensor(tensor.shape, tensor.dtype, path, storage.begin + offset, strides)
+    if storage.begin + storage.num_bytes > file_bytes:
+        raise ValueError(f"{name} ends at byte {storage.begin + storage.num_bytes}, the file at byte {file_bytes}")
+    if placed.num_bytes and offset + placed.num_bytes > storage.num_bytes:
+        raise ValueError(f"{name} reaches over the end of its storage")
+    return placed
