@@ -8,15 +8,14 @@ extra [bench]. Use a machine that does nothing else.
 """
 
 import argparse
-import contextlib
 import math
-import multiprocessing
 import os
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
+
+from side_by_side import answer, in_process, print_ratio, seconds, take_turns
 
 VOCAB, D_MODEL, LAYERS, HEADS, D_FF, ROWS, LENGTH = 8_000, 256, 3, 4, 1_024, 64, 32
 DROPOUT, SMOOTHING, PAD, MATMUL = 0.1, 0.1, 0, 2_048
@@ -121,28 +120,7 @@ def torch_worker(connection: Connection, prepared: bool) -> None:
         loss(nn.functional.linear(x, embedding.weight).view(-1, VOCAB), labels.view(-1)).backward()
         optimizer.step()
 
-    with contextlib.suppress(EOFError):  # the other end is gone: all turns are taken
-        while connection.recv():
-            connection.send(seconds(run))
-
-
-def seconds(function: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def start_torch(prepared: bool) -> Callable[[], float]:
-    """A function that has torch make one step and returns its seconds."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    context.Process(target=torch_worker, args=(theirs, prepared), daemon=True).start()
-
-    def run() -> float:
-        ours.send(True)
-        return ours.recv()
-
-    return run
+    answer(connection, run)
 
 
 def main() -> None:
@@ -155,19 +133,11 @@ def main() -> None:
     step, product = make_jax_step()
     runners: dict[str, Callable[[], float]] = {
         "transformer_jax": lambda: seconds(step),
-        "torch": start_torch(prepared=False),
-        "torch, our allocator": start_torch(prepared=True),
+        "torch": in_process(torch_worker, False),
+        "torch, our allocator": in_process(torch_worker, True),
         "matmul": lambda: seconds(product),
     }
-    for _ in range(3):
-        for run in runners.values():
-            run()
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in range(rounds):
-        for name, run in runners.items():
-            times[name].append(run())
-            time.sleep(0.02)  # until the other's threads have stopped to spin
-
+    times = take_turns(runners, rounds)
     peak = 2 * MATMUL**3 / min(times["matmul"])
     print(f"float32 matmul peak of this run: {peak / 1e9:.0f} GFLOP/s")
     for name in list(runners)[:3]:
@@ -177,10 +147,7 @@ def main() -> None:
             f"{name:20} {median * 1e3:6.0f} ms a step  {2 * ROWS * LENGTH / median:7,.0f} tokens/s  {share:.2f} of peak"
         )
     for name in list(runners)[1:3]:
-        ratios = sorted(theirs / ours for theirs, ours in zip(times[name], times["transformer_jax"], strict=True))
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        middle = statistics.median(ratios)
-        print(f"speed relative to {name}: {middle:.2f} (middle half of the turns: {low:.2f} to {high:.2f})")
+        print_ratio(times, name)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from transformer_jax.data import BatchingConfig, Dates, TokenizerConfig
 from transformer_jax.models import TransformerConfig
-from transformer_jax.tasks import DecodingConfig
+from transformer_jax.tasks import TranslationConfig
 from transformer_jax.training import Config, OptimizerConfig
 
 config = Config(
@@ -22,8 +22,7 @@ config = Config(
     tokenizer=TokenizerConfig(vocab_size=512, max_records=10_000),
     batching=BatchingConfig(tokens=1024, pack_length=32),
     optimizer=OptimizerConfig(schedule="linear", peak=2e-3, warmup_steps=200),
-    label_smoothing=0.0,  # a source has one translation
-    decoding=DecodingConfig(num_beams=1),
+    task=TranslationConfig(label_smoothing=0.0, num_beams=1),  # a source has one translation
     steps=1500,
     evaluate_every=1000,
     save_every=500,

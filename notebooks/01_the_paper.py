@@ -215,7 +215,7 @@ texts = [
     for text in ("Tuesday, March 4, 2025", "3:04 PM", "1,234.5", "12 kilometers")
     for language in config.data.languages
 ]
-for text, translation in zip(texts, run.task.translate(state.model, texts, run.strategy), strict=True):
+for text, translation in zip(texts, run.task.complete(state.model, texts, run.strategy), strict=True):
     print(f"{text:30} {translation}")
 
 # %% [markdown]
@@ -226,7 +226,7 @@ for text, translation in zip(texts, run.task.translate(state.model, texts, run.s
 
 # %%
 source = "<ja> Tuesday, March 4, 2025"
-(target,) = run.task.translate(state.model, [source], run.strategy)
+(target,) = run.task.complete(state.model, [source], run.strategy)
 (example,) = run.task.encode([{"source": source, "target": target}])
 source_ids, target_ids = jnp.array([example["source"]]), jnp.array([example["target"]])
 weights = jax.jit(tj.models.Transformer.attention)(state.model, source_ids, target_ids[:, :-1])

@@ -154,7 +154,7 @@ def test_changed_data_are_noticed(tmp_path, capsys):
     config = str(ROOT / "configs" / "translate_files.py")
     flags = [config, "--data.train", *map(str, pair), "--model.d-model", "16", "--model.num-heads", "2"]
     flags += ["--model.d-ff", "16", "--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"]
-    flags += ["--tokenizer.vocab-size", "300", "--decoding.num-beams", "1", "--steps", "1", "--strategy", "jit"]
+    flags += ["--tokenizer.vocab-size", "300", "--task.num-beams", "1", "--steps", "1", "--strategy", "jit"]
     flags += ["--workdir", str(tmp_path / "run")]
     run_training(*flags)
     pair[1].write_text("".join(f"{n} other words\n" for n in range(9)))

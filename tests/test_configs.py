@@ -1,5 +1,6 @@
 """Every config trains for two steps at a tiny size."""
 
+import math
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,10 +13,15 @@ from transformer_jax.training.metrics import read_metrics
 ROOT = Path(__file__).parent.parent
 TINY = [
     *("--model.d-model", "16", "--model.num-heads", "2", "--model.d-ff", "32"),
-    *("--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"),
-    *("--batching.tokens", "64", "--batching.num-buckets", "1", "--batching.pack-length", "32"),
-    *("--steps", "2", "--evaluate-every", "2", "--strategy", "jit", "--decoding.extra-length", "4"),
+    *("--steps", "2", "--evaluate-every", "2", "--strategy", "jit"),
 ]
+TWO_STACKS = ["--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"]
+TRANSLATION = [
+    *TWO_STACKS,
+    *("--batching.tokens", "64", "--batching.num-buckets", "1", "--batching.pack-length", "32"),
+    *("--task.extra-length", "4"),
+]
+TEXT = ["--batching.rows", "4", "--model.max-length", "24"]
 DATES = ["--data.train-size", "50", "--data.valid-size", "3", "--data.test-size", "3"]
 WMT = ["--model.vocab-size", "300", "--tokenizer.vocab-size", "300", "--model.max-length", "32"]
 
@@ -58,11 +64,28 @@ def files(tmp_path_factory):
     return ["--data.train", *both, "--data.valid", *both, "--data.test", *both]
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A few documents of several lines, in two scripts."""
+    folder = tmp_path_factory.mktemp("text")
+    documents = [f"Das Haus hat {n} Türen.\n個のドアと{n}家\nEs hat auch {n + 1} Fenster." for n in range(20)]
+    (folder / "a.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    return ["--data.train", str(folder / "a.txt"), "--data.document", "paragraph"]
+
+
 CONFIGS = {
-    "dates.py": lambda fixture: DATES,
-    "translate_files.py": lambda fixture: ["--tokenizer.vocab-size", "300", *fixture("files")],
-    "wmt14_base.py": lambda fixture: [*WMT, *fixture("wmt14")],
-    "wmt14_big.py": lambda fixture: [*WMT, *fixture("wmt14")],
+    "dates.py": lambda fixture: [*TRANSLATION, *DATES],
+    "translate_files.py": lambda fixture: [*TRANSLATION, "--tokenizer.vocab-size", "300", *fixture("files")],
+    "wmt14_base.py": lambda fixture: [*TRANSLATION, *WMT, *fixture("wmt14")],
+    "wmt14_big.py": lambda fixture: [*TRANSLATION, *WMT, *fixture("wmt14")],
+    "gpt_text.py": lambda fixture: [*TEXT, "--model.num-layers", "1", "--task.new-tokens", "8", *fixture("text")],
+    "bert_text.py": lambda fixture: [
+        *(*TEXT, "--model.num-layers", "1", "--tokenizer.vocab-size", "100", *fixture("text"))
+    ],
+    "t5_text.py": lambda fixture: [*TEXT, *TWO_STACKS, "--tokenizer.vocab-size", "320", *fixture("text")],
+    "xlnet_text.py": lambda fixture: [
+        *(*TEXT, "--model.num-layers", "1", "--tokenizer.vocab-size", "320", *fixture("text"))
+    ],
 }
 
 
@@ -75,18 +98,18 @@ def test_trains_for_two_steps(name, tmp_path, request, capsys):
     flags = CONFIGS[name](request.getfixturevalue)
     config = train.parse([str(ROOT / "configs" / name), *TINY, *flags, "--workdir", str(tmp_path / name)])
     train_and_show(config)
-    assert [(line["step"], line["split"]) for line in read_metrics(tmp_path / name / "metrics.jsonl")] == [
-        (2, "valid"),
-        (2, "test"),
-    ]
+    splits = ["valid", "test"] if len(config.data.split("test")) else ["valid"]
+    lines = read_metrics(tmp_path / name / "metrics.jsonl")
+    assert [(line["step"], line["split"]) for line in lines] == [(2, split) for split in splits]
+    assert all(math.isfinite(line["loss"]) for line in lines)
     assert "held-out samples" in capsys.readouterr().out
 
 
 def test_the_papers_settings():
     config = train.parse([str(ROOT / "configs" / "wmt14_big.py")])
     assert (config.model.d_model, config.model.num_heads, config.model.d_ff, config.steps) == (1024, 16, 4096, 300_000)
-    assert config.optimizer.warmup_steps == 4000 and config.label_smoothing == 0.1
-    assert (config.decoding.num_beams, config.decoding.alpha) == (4, 0.6)
+    assert config.optimizer.warmup_steps == 4000 and config.task.label_smoothing == 0.1
+    assert (config.task.num_beams, config.task.alpha) == (4, 0.6)
     assert config.workdir == Path("runs/wmt14_big")
 
 

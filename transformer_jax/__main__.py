@@ -1,4 +1,4 @@
-"""`python -m transformer_jax {evaluate,generate,attention,checkpoints,doctor}`."""
+"""`python -m transformer_jax {evaluate,generate,attention,convert,checkpoints,doctor}`."""
 
 from typing import Annotated
 
@@ -6,6 +6,7 @@ import tyro
 
 from transformer_jax.commands.attention import Attention
 from transformer_jax.commands.checkpoints import Average, List
+from transformer_jax.commands.convert import Convert
 from transformer_jax.commands.doctor import Doctor
 from transformer_jax.commands.errors import user_errors
 from transformer_jax.commands.evaluate import Evaluate
@@ -17,6 +18,7 @@ Command = (
     Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Attention, tyro.conf.subcommand("attention")]
+    | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Checkpoints, tyro.conf.subcommand("checkpoints")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )

@@ -213,7 +213,7 @@ def test_text_becomes_rows_and_text_again(tmp_path, kind):
     encoded = tokenizer.encode([record["text"] for record in records])
     store = Store.of([{"text": [*ids, tokenizer.end_id]} for ids in encoded])
     layout = Chunks(store, length=8, batch_rows=2, pad_id=tokenizer.pad_id)
-    stream = [int(ids[0]) for ids in layout.rows(0, np.array([0]), 1)["text"]]
+    stream = [int(ids[0]) for ids in layout.rows(0, np.array([0]), 1, None)["text"]]
     stream += [int(x) for _, batch in Batches(layout).once() for ids in batch["text"] for x in ids[1:]]
     stream = stream[: len(store.ids["text"])]
     assert "".join(tokenizer.decode([stream])) == "".join(documents)

@@ -14,7 +14,7 @@ from transformer_jax.data.rows import Rows
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.parallel import Strategy
-from transformer_jax.tasks import DecodingConfig, Translation
+from transformer_jax.tasks import TranslationConfig
 
 DATA = Dates(train_size=100, test_size=103)
 ONE = Strategy(1, None)
@@ -24,9 +24,8 @@ ONE = Strategy(1, None)
 def task():
     texts = [text for record in DATA.split("train") for text in record.values()]
     tokenizer = Tokenizer.train(texts, TokenizerConfig(vocab_size=300), tags=DATA.tags())
-    return Translation(
-        tokenizer, 64, 0.1, DecodingConfig(num_beams=1, extra_length=2), BatchingConfig(512, num_buckets=1)
-    )
+    config, model = TranslationConfig(num_beams=1, extra_length=2), replace(tiny.CONFIG, max_length=64)
+    return config.build(tokenizer, model, BatchingConfig(512, num_buckets=1))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def test_figures_do_not_depend_on_batches_and_devices(task, model, figures, toke
 
 def test_exact_match_counts_what_is_exactly_right(task, model):
     records = [*DATA.split("test")]
-    outputs = task.translate(model, [record["source"] for record in records], ONE)
+    outputs = task.complete(model, [record["source"] for record in records], ONE)
     right = [{**record, "target": output} for record, output in zip(records, outputs, strict=True)]
     assert task.evaluate(model, right, ONE)["exact_match"] == 1
     half = [*right[:50], *({**record, "target": record["target"] + "x"} for record in right[50:])]
@@ -61,8 +60,8 @@ def test_exact_match_counts_what_is_exactly_right(task, model):
 
 def test_a_translation_does_not_depend_on_its_neighbours(task, model):
     texts = ["<de> 5 km", "<ja> Tuesday, March 4, 2025", "<fr> 3/4"]
-    together = task.translate(model, texts, ONE)
-    assert together == [task.translate(model, [text], ONE)[0] for text in texts]
+    together = task.complete(model, texts, ONE)
+    assert together == [task.complete(model, [text], ONE)[0] for text in texts]
 
 
 def test_the_loss_masks_padding_whatever_its_id(task):
@@ -96,7 +95,7 @@ def test_scores_are_sacrebleus_on_raw_text(task, model):
     import sacrebleu
 
     records = [*DATA.split("test")[:30]]
-    outputs = task.translate(model, [record["source"] for record in records], ONE)
+    outputs = task.complete(model, [record["source"] for record in records], ONE)
     # Half right, so that there is something to score.
     records = [
         {**r, "target": o if i % 2 else r["target"]} for i, (r, o) in enumerate(zip(records, outputs, strict=True))
@@ -123,6 +122,6 @@ def test_of_a_text_that_is_too_long_the_beginning_is_evaluated(task, model):
 def test_too_long_a_text_is_named(task, model):
     assert task.faults(["<de> 5 km", " ", "x" * 100])[:2] == [None, "is empty"]
     with pytest.raises(UserError, match=r"the text 'x{20}'\.\.\. has 101 tokens; the model reads at most 64"):
-        task.translate(model, ["<de> 5 km", "x" * 100], ONE)
+        task.complete(model, ["<de> 5 km", "x" * 100], ONE)
     longest = "x" * 63
     assert task.faults([longest, longest + "x"])[0] is None and "has 65 tokens" in task.faults([longest + "x"])[0]

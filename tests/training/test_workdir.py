@@ -41,7 +41,7 @@ def test_another_config_is_refused_at_the_first_difference(tmp_path):
     with pytest.raises(UserError, match=r'begun with data.languages=\["de", "fr", "es", "ja", "zh"\] but \["ru"\]'):
         workdir.claim(replace(CONFIG, data=Dates(languages=("ru",))))
     with pytest.raises(UserError, match=r'begun with data.type="Dates" but "Tfds" is asked for'):
-        workdir.claim(replace(CONFIG, data=Tfds("x", "en", "de")))
+        workdir.claim(replace(CONFIG, data=Tfds("x", {"source": "en", "target": "de"})))
     assert workdir.config().model == CONFIG.model
 
 

@@ -1,6 +1,5 @@
 """`python -m transformer_jax checkpoints {list,average} WORKDIR`: what a run has kept, and the mean of it."""
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +11,8 @@ import tyro
 from transformer_jax.errors import UserError
 from transformer_jax.training import Run
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.run import write_run
 from transformer_jax.training.state import TrainState
-from transformer_jax.training.workdir import Workdir
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,7 @@ class Average:
         with run.checkpoints() as checkpoints:
             steps = checkpoints.steps()[-self.last :]
             state = _mean(checkpoints, jax.eval_shape(run.initial_state), steps)
-        unfinished = self.out.with_name(f"{self.out.name}.partial")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        new = Workdir(unfinished)
-        new.claim(run.config)
-        shutil.copy(run.workdir.tokenizer_file, new.tokenizer_file)
-        written = Checkpoints(new.checkpoints)
-        written.save(state)
-        written.close()
-        unfinished.replace(self.out)
+        write_run(self.out, run.config, run.task.tokenizer, state)
         if len(steps) < self.last:
             print(f"note: there are only {len(steps)} checkpoints; train with --keep {self.last} to have more")
         print(f"{self.out} is the mean of the steps {', '.join(map(str, steps))}")

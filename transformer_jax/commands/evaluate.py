@@ -28,7 +28,7 @@ class Evaluate:
 
     def run(self) -> None:
         """Print the figures."""
-        run = Run.open(self.workdir).with_beams(self.num_beams)
+        run = Run.open(self.workdir).with_task(num_beams=self.num_beams)
         model, step = run.restored_model(self.step)
         records = run.config.data.split(self.split)
         if not len(records):

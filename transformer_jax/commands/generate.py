@@ -23,14 +23,31 @@ class Generate:
     """The checkpoint to use; the newest by default."""
     num_beams: int | None = None
     """Hypotheses of the beam search, 1 for greedy; as in training by default."""
+    new_tokens: int | None = None
+    """Most tokens that a language model writes after a line; as in training by default, here and below."""
+    temperature: float | None = None
+    """Divides the logits that tokens are drawn by; 0 takes the likeliest."""
+    top_k: int | None = None
+    """Draw only among this many of the likeliest tokens."""
+    top_p: float | None = None
+    """Draw only among the likeliest tokens that have this much probability together."""
+    seed: int | None = None
+    """Of what is drawn."""
     prefix: str = ""
     """Put before every line, with a space between: for the default data a language, such as "<ja>"."""
     batch_lines: int = 512
     """Lines to read before writing."""
 
     def run(self) -> None:
-        """Translate standard input to standard output."""
-        run = Run.open(self.workdir).with_beams(self.num_beams)
+        """Complete standard input to standard output."""
+        run = Run.open(self.workdir).with_task(
+            num_beams=self.num_beams,
+            new_tokens=self.new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+        )
         model, _ = run.restored_model(self.step)
         lines = _numbered(sys.stdin)
         prefix = f"{self.prefix} " if self.prefix else ""
@@ -38,7 +55,7 @@ class Generate:
             texts = [run.config.data.prompt(prefix + line) if line.strip() else "" for _, line in batch]
             faults = run.task.faults(texts)
             good = next((place for place, fault in enumerate(faults) if fault), len(batch))
-            for text in run.task.translate(model, texts[:good], run.strategy) if good else ():
+            for text in run.task.complete(model, texts[:good], run.strategy) if good else ():
                 print(text.replace("\n", " "))  # a line for a line, whatever the model writes
             sys.stdout.flush()
             if good < len(batch):

@@ -1,13 +1,11 @@
 """What `train.py` does with a config: train, then show what came of it."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from transformer_jax.commands.attention import draw_attention
-from transformer_jax.data import Record
-from transformer_jax.models import Transformer
 from transformer_jax.training import Config, Run, train
 
 NUM_SAMPLES = 8
@@ -15,30 +13,28 @@ READABLE = 120  # characters of a text whose tokens can still be told apart on t
 
 
 def train_and_show(config: Config) -> None:
-    """Train, then print sample translations of the test split and draw the attention of the longest."""
+    """Train, then print samples of the test split and draw the attention of the longest."""
     run, state = train(config)
-    samples = _samples(run)
+    samples = _samples(run, state.model)
     if samples:
-        _print_samples(run, state.model, samples)
-        readable = [sample["source"] for sample in samples if len(sample["source"]) <= READABLE] or [""]
-        if longest := max(readable, key=len):
-            picture = run.workdir.path / "attention.png"
-            draw_attention(run, state.model, longest, picture)
-            print(f"attention picture: {picture}")
+        _print(samples)
+        inputs = [next(iter(sample.values())) for sample in samples]
+        readable = [text for text in inputs if len(text) <= READABLE] or [min(inputs, key=len)[:READABLE]]
+        picture = run.workdir.path / "attention.png"
+        draw_attention(run, state.model, max(readable, key=len), picture)
+        print(f"attention picture: {picture}")
     print(f"run: {run.workdir.path} (config, metrics, checkpoints; the same command goes on from here)")
 
 
-def _samples(run: Run) -> list[Record]:
-    """The first records of the test split that the model can read; of the validation split where there is none."""
+def _samples(run: Run, model: Any) -> list[dict[str, str]]:
+    """What the model makes of the first records of the test split; of the validation split where there is none."""
     records = run.config.data.split("test") or run.config.data.split("valid")
     first = [records[i] for i in range(min(4 * NUM_SAMPLES, len(records)))]
-    faults = run.task.faults([record["source"] for record in first])
-    return [record for record, fault in zip(first, faults, strict=True) if not fault][:NUM_SAMPLES]
+    return run.task.samples(model, first, run.strategy)[:NUM_SAMPLES] if first else []
 
 
-def _print_samples(run: Run, model: Transformer, samples: Sequence[Record]) -> None:
-    outputs = run.task.translate(model, [sample["source"] for sample in samples], run.strategy)
-    table = Table("source", "model", "reference", "", title="held-out samples")
-    for sample, output in zip(samples, outputs, strict=True):
-        table.add_row(sample["source"], output, sample["target"], "✓" if output == sample["target"] else "✗")
+def _print(samples: list[dict[str, str]]) -> None:
+    table = Table(*samples[0], title="held-out samples", show_lines=any("\n" in text for text in samples[0].values()))
+    for sample in samples:
+        table.add_row(*sample.values())
     Console(highlight=False).print(table, markup=False)

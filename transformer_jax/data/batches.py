@@ -1,6 +1,6 @@
 """The order of a run: which rows make its n-th batch, as a function of the seed and n alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -9,6 +9,9 @@ import numpy as np
 from transformer_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
+
+Chance = Callable[[int], np.random.Generator]
+"""Where the chance in a row comes from, by its place in the batch: a function of (seed, batch, slot) alone."""
 
 
 class Bucket(NamedTuple):
@@ -25,7 +28,10 @@ class Layout(Protocol):
     def buckets(self) -> Sequence[Bucket]:
         """The shapes that there are."""
 
-    def rows(self, bucket: int, numbers: np.ndarray, count: int) -> Batch:
+    def describe(self) -> str:
+        """What there is, for people: how many examples or tokens, how much padding."""
+
+    def rows(self, bucket: int, numbers: np.ndarray, count: int, chance: Chance) -> Batch:
         """Arrays of `count` rows: those of these numbers, then empty ones."""
 
 
@@ -66,13 +72,13 @@ class Batches:
         kept = self._epoch  # read once: other threads may ask for another epoch
         if kept[0] != epoch:
             kept = self._epoch = (epoch, self._plan(np.random.default_rng((self._seed, epoch))))
-        return self._batch(*kept[1][index])[1]
+        return self._batch(*kept[1][index], number)[1]
 
     def once(self) -> Iterator[tuple[np.ndarray, Batch]]:
         """Each row once, unshuffled: the places of a batch's rows in the layout, and the batch, which may be longer."""
         first = np.cumsum([0, *(bucket.num_rows for bucket in self._layout.buckets)])
-        for bucket, numbers in self._plan(None):
-            mine, batch = self._batch(bucket, numbers)
+        for number, (bucket, numbers) in enumerate(self._plan(None)):
+            mine, batch = self._batch(bucket, numbers, number)
             yield first[bucket] + mine, batch
 
     def _plan(self, random: np.random.Generator | None) -> list[tuple[int, np.ndarray]]:
@@ -84,10 +90,15 @@ class Batches:
         order = range(len(plan)) if random is None else random.permutation(len(plan))
         return [plan[i] for i in order]
 
-    def _batch(self, bucket: int, numbers: np.ndarray) -> tuple[np.ndarray, Batch]:
+    def _batch(self, bucket: int, numbers: np.ndarray, number: int) -> tuple[np.ndarray, Batch]:
         """This part's rows of a batch, and their arrays."""
+
+        def chance(place: int) -> np.random.Generator:
+            # The last word keeps apart what is drawn here and the order of epochs.
+            return np.random.default_rng((self._seed, number, int(slots[place]), 1))
+
         batch_rows = self._layout.buckets[bucket].batch_rows
         share = -(-batch_rows // self._multiple) * self._multiple // self._part.count
         slots = self._part.index * share + np.arange(share, dtype=np.int32)
         mine = numbers[slots[0] : slots[-1] + 1]
-        return mine, self._layout.rows(bucket, mine, share) | {"slot": slots}
+        return mine, self._layout.rows(bucket, mine, share, chance) | {"slot": slots}

@@ -40,6 +40,11 @@ class Mixture(Source[Any]):
         splits = [source.split(name) for source in self.sources]
         return _Mixed(splits, self.weights) if name == "train" else Joined(splits)
 
+    def fields(self) -> tuple[str, ...]:
+        """What the records of all sources have."""
+        first, *others = (source.fields() for source in self.sources)
+        return tuple(field for field in first if all(field in other for other in others))
+
     def tags(self) -> tuple[str, ...]:
         """The tags of all sources."""
         return tuple(dict.fromkeys(tag for source in self.sources for tag in source.tags()))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer_jax.data.batches import Batch, Bucket
+from transformer_jax.data.batches import Batch, Bucket, Chance
 from transformer_jax.data.packing import pack
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
@@ -79,12 +79,18 @@ class Rows:
         self.padding = 1 - int(lengths.sum()) / max(positions, 1)
         """The share of positions that hold padding."""
 
+    def describe(self) -> str:
+        """What there is, for people."""
+        count, skipped = len(self.members), len(self._store) - len(self.members)
+        without = f" ({skipped:,} that are too long for the model are left out)" if skipped else ""
+        return f"{count:,} examples{without}, {self.padding:.1%} padding"
+
     @property
     def members(self) -> np.ndarray:
         """The number of each example, in the order of the rows."""
         return np.concatenate(self._members)
 
-    def rows(self, bucket: int, numbers: np.ndarray, count: int) -> Batch:
+    def rows(self, bucket: int, numbers: np.ndarray, count: int, chance: Chance) -> Batch:
         """Arrays of `count` rows: those of these numbers, then empty ones."""
         shapes = [
             (name, (count, int(width))) for name, width in zip(self._store.names, self._widths[bucket], strict=True)

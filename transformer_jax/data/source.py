@@ -34,6 +34,10 @@ class Source(Protocol[T_co]):
     def split(self, name: Split) -> Sequence[T_co]:
         """The records of a split, by number; each is made or read when it is asked for."""
 
+    def fields(self) -> tuple[str, ...]:
+        """What a record has: source and target unless it says otherwise."""
+        return ("source", "target")
+
     def tags(self) -> tuple[str, ...]:
         """Words with a meaning of their own that a text may begin with; each becomes one token."""
         return ()

@@ -59,6 +59,10 @@ class Text(Source[Document]):
         modules = python_documentation()
         return [{"text": text} for module, text in modules if (_hash(module) < self.valid_fraction) == held_out]
 
+    def fields(self) -> tuple[str, ...]:
+        """A document is a text."""
+        return ("text",)
+
     def _texts(self, paths: Sequence[Path], part: Split | None = None) -> Sequence[str]:
         """The texts in files: all of them, or the part before or after the place that parts train from valid."""
         if self.document == "file":

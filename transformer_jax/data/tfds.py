@@ -53,6 +53,10 @@ class Tfds(Source[Any]):
                 raise UserError(f"{self.name} lacks its file {shard}; copy or prepare the set again")
         return _Texts(records, self.features)
 
+    def fields(self) -> tuple[str, ...]:
+        """What the features are called here."""
+        return tuple(self.features)
+
     @property
     def _place(self) -> Path | None:
         return Path(self.data_dir).expanduser() if self.data_dir else None

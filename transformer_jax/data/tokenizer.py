@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders
 
@@ -22,6 +23,9 @@ WELL_KNOWN = {
     "unknown": (UNKNOWN, "[UNK]"),
 }
 """The names that published tokenizers give their special tokens, ours first."""
+
+WORD_BEGINS = (" ", "Ġ", "▁", "\n", "Ċ")
+"""How the tokens that begin a word begin: with a space, or what stands for it."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,23 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._without_special(encoding.ids) for encoding in encodings]
 
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode(self, ids: Sequence[Sequence[int] | np.ndarray]) -> list[str]:
         """The text of each sequence of ids; special ones are left out."""
         return self._tokenizer.decode_batch([list(sequence) for sequence in ids], skip_special_tokens=True)
+
+    def find(self, *tokens: str) -> int | None:
+        """The id of the first of these tokens that there is."""
+        return next((id for id in map(self._tokenizer.token_to_id, tokens) if id is not None), None)
+
+    def continues(self) -> np.ndarray:
+        """For each id, whether its token goes on with the word of the one before: "##ing", or "ing" without a space."""
+        vocabulary = self._tokenizer.get_vocab()
+        prefix = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
+        found = np.zeros(self.vocab_size, bool)
+        for token, id in vocabulary.items():
+            inner = token.startswith(prefix) if prefix else not token.startswith(WORD_BEGINS)
+            found[id] = inner and id not in self._special_ids
+        return found
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each id as its token, for people to see."""

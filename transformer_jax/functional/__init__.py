@@ -30,6 +30,12 @@ from transformer_jax.functional.positions import (
     segment_positions,
     sinusoidal,
 )
+from transformer_jax.functional.relative import (
+    relative_distances,
+    relative_position_scores,
+    relative_shift,
+    segment_scores,
+)
 from transformer_jax.functional.softmax import log_softmax, softmax
 
 __all__ = [
@@ -55,10 +61,14 @@ __all__ = [
     "multiplicative_attention",
     "padding",
     "relative_buckets",
+    "relative_distances",
+    "relative_position_scores",
+    "relative_shift",
     "rms_norm",
     "rotary",
     "rotary_frequencies",
     "segment_positions",
+    "segment_scores",
     "segments",
     "sinusoidal",
     "softmax",

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformer_jax.interop.family import (
     norm,
     read_fields,
     require,
+    require_config,
     table,
     write_fields,
 )
@@ -30,7 +32,8 @@ ARCHITECTURES: dict[str, tuple[Head, ...]] = {
     "ForTokenClassification": ("tagger",),
     "ForQuestionAnswering": ("span",),
 }
-"""The heads of an architecture, by the end of its name. A pooler that nothing reads may be there or not."""
+"""The heads of an architecture, by the end of its name. A pooler that nothing reads may be there or not, but not in
+DistilBERT, where it is part of the classifier; next_sentence is BERT's alone."""
 
 FIELDS = {
     "vocab_size": "vocab_size",
@@ -94,6 +97,7 @@ DISTILBERT_DEFAULTS = {
     "activation": "gelu",
     "pad_token_id": 0,
 }
+DISTILBERT_EPSILON = 1e-12
 DISTILBERT_BLOCK = {
     "self_attention.query": "attention.q_lin",
     "self_attention.key": "attention.k_lin",
@@ -138,7 +142,11 @@ def _roberta_names(config: BertConfig) -> Names:
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     }
-    return _names("roberta", config, blocks("encoder.blocks", "roberta.encoder.layer.{layer}", BLOCK), heads, copies)
+    names = _names("roberta", config, blocks("encoder.blocks", "roberta.encoder.layer.{layer}", BLOCK), heads, copies)
+    if "classifier" not in config.heads:
+        return names
+    # What was trained from an older checkpoint still has its pooler, though the classifier came with another.
+    return replace(names, unread=("roberta.pooler.dense.weight", "roberta.pooler.dense.bias"))
 
 
 def _distilbert_names(config: BertConfig) -> Names:
@@ -198,6 +206,7 @@ def _read_roberta(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
 
 def _read(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> BertConfig:
     require(json, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    _require_tied(json, heads)
     return BertConfig(
         **read_fields(json, FIELDS),
         max_length=json["max_position_embeddings"] - position_start,
@@ -217,11 +226,12 @@ def _read_distilbert(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
         "span": "qa_outputs.",
     }
     heads = _heads("DistilBert", json, found, shown_by)
+    _require_tied(json, heads)
     return BertConfig(
         **read_fields(json, DISTILBERT_FIELDS),
         num_types=0,
         position_start=0,
-        norm_epsilon=1e-12,
+        norm_epsilon=DISTILBERT_EPSILON,
         pooler_activation="relu",
         heads=heads,
         num_labels=_num_labels(json, heads),
@@ -242,6 +252,11 @@ def _heads(prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Mappi
     return tuple(head for head in order if head in said | shown)
 
 
+def _require_tied(json: Json, heads: tuple[Head, ...]) -> None:
+    if "masked_lm" in heads:
+        require(json, tie_word_embeddings=True)
+
+
 def _num_labels(json: Json, heads: tuple[Head, ...]) -> int | None:
     if not {"classifier", "tagger"} & set(heads):
         return None
@@ -249,20 +264,27 @@ def _num_labels(json: Json, heads: tuple[Head, ...]) -> int | None:
 
 
 def _write(prefix: str, fields: Mapping[str, str], config: BertConfig) -> dict[str, Any]:
+    if prefix == "Roberta":
+        require_config(config, prefix, position_start=(config.pad_id or 0) + 1, num_types=config.num_types or 1)
+    if prefix == "DistilBert":
+        require_config(config, prefix, norm_epsilon=DISTILBERT_EPSILON)
+    if "pooler" in config.heads:
+        require_config(config, prefix, pooler_activation="relu" if prefix == "DistilBert" else "tanh")
     labels = {str(label): f"LABEL_{label}" for label in range(config.num_labels or 0)}
     return {
-        "architectures": [prefix + _architecture(config)],
+        "architectures": [prefix + _architecture(prefix, config)],
         **write_fields(config, fields),
         "max_position_embeddings": config.max_length + config.position_start,
         **({"id2label": labels, "label2id": {name: int(id) for id, name in labels.items()}} if labels else {}),
     }
 
 
-def _architecture(config: BertConfig) -> str:
+def _architecture(prefix: str, config: BertConfig) -> str:
     for name, heads in ARCHITECTURES.items():
-        if set(config.heads) in (set(heads), {*heads, "pooler"}):
+        unread = set() if prefix == "DistilBert" else {"pooler"}
+        if set(config.heads) in (set(heads), {*heads, *unread}) and (prefix == "Bert" or "next_sentence" not in heads):
             return name
-    raise UserError(f"heads={config.heads} are those of no architecture of transformers; leave some out")
+    raise UserError(f"heads={config.heads} are those of no {prefix} architecture of transformers; leave some out")
 
 
 def _rename(prefix: str, name: str) -> str | None:

@@ -74,6 +74,16 @@ def require(json: Json, **values: Any) -> None:
             raise UserError(f"config.json: {field}={json[field]!r} cannot be loaded; it must be {value!r}")
 
 
+def require_config(config: Any, kind: str, **values: Any) -> None:
+    """Raise unless each field of a config of ours has the one value that checkpoints of this kind can have."""
+    for field, value in values.items():
+        if getattr(config, field) != value:
+            raise UserError(
+                f"a model with {field}={getattr(config, field)!r} cannot be saved: its kind of checkpoint, {kind}, has "
+                f"{field}={value!r}"
+            )
+
+
 def linear(ours: str, theirs: str, *, bias: bool = True) -> dict[str, Weight]:
     """A linear map: its weight and its bias."""
     weights = {f"{ours}.weight": Weight(f"{theirs}.weight")}

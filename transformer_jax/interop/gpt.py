@@ -6,7 +6,17 @@ from typing import Any
 
 from transformer_jax.errors import UserError
 from transformer_jax.functional import RotaryScaling
-from transformer_jax.interop.family import Family, Json, blocks, norm, read_fields, require, table, write_fields
+from transformer_jax.interop.family import (
+    Family,
+    Json,
+    blocks,
+    norm,
+    read_fields,
+    require,
+    require_config,
+    table,
+    write_fields,
+)
 from transformer_jax.interop.torch_bin import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.gpt import GPTConfig
@@ -70,11 +80,15 @@ LLAMA_DEFAULTS = {
     "mlp_bias": False,
 }
 SCALING = {
-    "factor": "factor",
-    "low_frequency_factor": "low_freq_factor",
-    "high_frequency_factor": "high_freq_factor",
-    "original_length": "original_max_position_embeddings",
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_frequency_factor": "low_freq_factor",
+        "high_frequency_factor": "high_freq_factor",
+        "original_length": "original_max_position_embeddings",
+    },
 }
+"""The fields of each kind of rotary scaling."""
 
 
 def _gpt2_names(config: GPTConfig) -> Names:
@@ -137,19 +151,31 @@ def _read_gpt2(json: Json, found: Mapping[str, Tensor]) -> GPTConfig:
 
 
 def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
+    require_config(
+        config,
+        "GPT-2",
+        gated=False,
+        norm="layer",
+        experts=None,
+        attention_bias=True,
+        feed_forward_bias=True,
+        size_of_head=config.d_model // config.num_heads,
+        num_key_heads=config.num_heads if config.num_key_heads else None,
+    )
     rest = {"architectures": ["GPT2LMHeadModel"], "n_inner": config.d_ff, "embd_pdrop": config.dropout_rate}
     return write_fields(config, GPT2_FIELDS) | rest
 
 
 def _read_llama(json: Json, found: Mapping[str, Tensor]) -> GPTConfig:
-    require(json, pretraining_tp=1)
     rope = dict(json.get("rope_parameters") or json.get("rope_scaling") or {})
+    require({**json, **rope}, pretraining_tp=1, partial_rotary_factor=1.0)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise UserError(f"config.json: rope_type={kind!r} cannot be loaded; it must be default, linear or llama3")
+    if kind not in ("default", *SCALING):
+        raise UserError(f"config.json: rope_type={kind!r} cannot be loaded; it must be default, {' or '.join(SCALING)}")
     scaling = None
     if kind != "default":
-        scaling = RotaryScaling(kind, **{ours: rope[theirs] for ours, theirs in SCALING.items() if theirs in rope})
+        fields = SCALING[kind]
+        scaling = RotaryScaling(kind, **{ours: rope[theirs] for ours, theirs in fields.items() if theirs in rope})
     return GPTConfig(
         **read_fields(json, LLAMA_FIELDS),
         dropout_rate=0.0,
@@ -162,11 +188,11 @@ def _read_llama(json: Json, found: Mapping[str, Tensor]) -> GPTConfig:
 
 
 def _write_llama(config: GPTConfig) -> dict[str, Any]:
+    require_config(config, "Llama", gated=True, norm="rms", experts=None)
     scaling = config.rotary_scaling
     rope: dict[str, Any] = {"rope_type": scaling.kind if scaling else "default"}
     if scaling is not None:
-        fields = SCALING if scaling.kind == "llama3" else {"factor": "factor"}
-        rope |= {theirs: getattr(scaling, ours) for ours, theirs in fields.items()}
+        rope |= {theirs: getattr(scaling, ours) for ours, theirs in SCALING[scaling.kind].items()}
     return write_fields(config, LLAMA_FIELDS) | {
         "architectures": ["LlamaForCausalLM"],
         "num_key_value_heads": config.num_key_heads or config.num_heads,
@@ -180,13 +206,13 @@ def _write_llama(config: GPTConfig) -> dict[str, Any]:
 def _rename_gpt2(name: str) -> str | None:
     if re.search(r"\.attn\.(bias|masked_bias)$", name):  # masks that old checkpoints have among their weights
         return None
-    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+    return f"transformer.{name}" if name.startswith(("wte.", "wpe.", "h.", "ln_f.")) else name
 
 
 def _rename_llama(name: str) -> str | None:
     if name.endswith("rotary_emb.inv_freq"):
         return None
-    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+    return f"model.{name}" if name.startswith(("embed_tokens.", "layers.", "norm.")) else name
 
 
 GPT2 = Family("gpt2", GPT2_DEFAULTS, _rename_gpt2, _read_gpt2, _write_gpt2, _gpt2_names)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformer_jax.errors import UserError
 
-NEEDED = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "special_tokens_map.json"]
+NEEDED = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*", "special_tokens_map.json"]
 NEEDED += ["vocab.*", "merges.txt"]
 OLDER = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 
@@ -18,17 +18,17 @@ def find_folder(path_or_name: str | Path) -> Path:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path_or_name)) or folder.exists():
         raise UserError(f"{path_or_name} is no folder; name that of a checkpoint, or a repository on the hub")
     try:
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub import snapshot_download
     except ImportError:
         raise UserError(
             f'there is no folder {path_or_name}; to look for it on the hub: pip install "transformer_jax[hub]"'
         ) from None
     name = str(path_or_name)
     try:
-        files = HfApi().list_repo_files(name)
-        has_safetensors = any(file.endswith(".safetensors") for file in files)
-        return Path(snapshot_download(name, allow_patterns=NEEDED if has_safetensors else NEEDED + OLDER))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        folder = Path(snapshot_download(name, allow_patterns=NEEDED))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=NEEDED + OLDER))
+    except Exception as error:  # of the name, the network, the hub or the disk, each by a library of its own
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{name} is no folder, and the hub does not give it: {reason}") from error
+    return folder

@@ -9,7 +9,16 @@ import numpy as np
 
 from transformer_jax.errors import UserError
 from transformer_jax.functional import sinusoidal
-from transformer_jax.interop.family import Family, Json, blocks, read_fields, require, table, write_fields
+from transformer_jax.interop.family import (
+    Family,
+    Json,
+    blocks,
+    read_fields,
+    require,
+    require_config,
+    table,
+    write_fields,
+)
 from transformer_jax.interop.torch_bin import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.transformer import TransformerConfig
@@ -113,12 +122,7 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> TransformerConfig:
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
-    for field, value in (*FIXED.items(), ("output_bias", True), ("experts", None)):
-        if getattr(config, field) != value:
-            raise UserError(
-                f"a Transformer is saved as Marian has it, with {field}={value!r}; this one has "
-                f"{getattr(config, field)!r}"
-            )
+    require_config(config, "Marian", **FIXED, output_bias=True, experts=None)
     return write_fields(config, FIELDS) | {
         "architectures": ["MarianMTModel"],
         "vocab_size": config.source_vocab_size or config.vocab_size,

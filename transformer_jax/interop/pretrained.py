@@ -1,6 +1,7 @@
 """Checkpoints of Hugging Face transformers in and out."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,18 @@ from transformer_jax.models import BertConfig, GPTConfig, ModelConfig, T5Config,
 
 FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, DISTILBERT, GPT2, LLAMA, T5, XLNET, MARIAN)}
 
+SIGNS = {
+    "bert": r"^(bert\.)?embeddings\.",
+    "roberta": r"^roberta\.embeddings",
+    "distilbert": r"^distilbert\.embeddings",
+    "gpt2": r"\bwte\.weight$",
+    "llama": r"mlp\.gate_proj\.weight$",
+    "t5": r"SelfAttention\.q\.weight$",
+    "xlnet": r"\bmask_emb$",
+    "marian": r"^final_logits_bias$",
+}
+"""A tensor that only checkpoints of a family have."""
+
 
 @dataclass(frozen=True)
 class Pretrained:
@@ -44,13 +57,14 @@ def from_pretrained(path_or_name: str | Path) -> Pretrained:
     """
     folder = find_folder(path_or_name)
     fields = _read_json(folder / "config.json")
-    family = FAMILIES.get(fields.get("model_type", ""))
+    tensors = open_tensors(folder)
+    model_type = fields.get("model_type") or _shown_by(tensors)
+    family = FAMILIES.get(str(model_type))
     if family is None:
         raise UserError(
-            f"{folder / 'config.json'} has model_type={fields.get('model_type')!r}; "
-            f"what can be loaded is {', '.join(FAMILIES)}"
+            f"{folder / 'config.json'} has model_type={model_type!r}; what can be loaded is {', '.join(FAMILIES)}"
         )
-    tensors = _renamed(open_tensors(folder), family)
+    tensors = _renamed(tensors, family)
     config = family.read_config({**family.defaults, **fields}, tensors)
     model = load_weights(lambda: make_model(config, rngs=nnx.Rngs(0)), family.names(config), tensors, folder)
     return Pretrained(model, config, load_tokenizer(folder))
@@ -65,10 +79,10 @@ def save_pretrained(
     """
     family, folder = _family_of(model.config), Path(folder)
     fields = {"model_type": family.model_type, **family.write_config(model.config), "dtype": "float32"}
-    folder.mkdir(parents=True, exist_ok=True)
+    # A folder that holds a checkpoint is refused here, before anything else of it is written over.
+    write_tensors(folder, weights_to_write(model, family.names(model.config)), shard_bytes=shard_bytes)
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
-    write_tensors(folder, weights_to_write(model, family.names(model.config)), shard_bytes=shard_bytes)
     partial_file = folder / "config.json.partial"
     partial_file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     partial_file.replace(folder / "config.json")
@@ -82,6 +96,13 @@ def _family_of(config: ModelConfig) -> Family:
     if isinstance(config, TransformerConfig):
         return MARIAN
     return T5 if isinstance(config, T5Config) else XLNET
+
+
+def _shown_by(tensors: Mapping[str, Tensor]) -> str | None:
+    """The family that the names of the tensors show, where an old config does not say it."""
+    return next(
+        (model_type for model_type, sign in SIGNS.items() if any(re.search(sign, name) for name in tensors)), None
+    )
 
 
 def _renamed(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.errors import UserError
-from transformer_jax.interop.family import Family, Json, blocks, norm, read_fields, table, write_fields
+from transformer_jax.interop.family import Family, Json, blocks, norm, read_fields, require_config, table, write_fields
 from transformer_jax.interop.torch_bin import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.t5 import T5Config
@@ -51,6 +51,8 @@ ACTIVATIONS = {
     "gated-silu": ("silu", True),
 }
 """What feed_forward_proj says of the feed-forward network: its activation, and whether it has a gate."""
+UNREAD = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+"""What the first checkpoints have: a table of distances from the target to the source, which mean nothing."""
 
 
 def _names(config: T5Config) -> Names:
@@ -69,8 +71,8 @@ def _names(config: T5Config) -> Names:
     weights |= _attention("decoder.layers.blocks.cross_attention", "decoder.block.{layer}.layer.1", "EncDecAttention")
     copies = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
     if config.tie_embeddings:
-        return Names(weights, copies | {"lm_head.weight": "shared.weight"})
-    return Names(weights | table("output", "lm_head"), copies)
+        return Names(weights, copies | {"lm_head.weight": "shared.weight"}, unread=UNREAD)
+    return Names(weights | table("output", "lm_head"), copies, unread=UNREAD)
 
 
 def _attention(ours: str, theirs: str, kind: str) -> dict[str, Weight]:
@@ -103,12 +105,13 @@ def _equal(found: Mapping[str, Tensor], first: str, second: str) -> bool:
 
 
 def _write(config: T5Config) -> dict[str, Any]:
+    require_config(config, "T5", experts=None)
     for name, value in ACTIVATIONS.items():
         if value == (config.activation, config.gated):
             return write_fields(config, FIELDS) | {
                 "architectures": ["T5ForConditionalGeneration"],
                 "feed_forward_proj": name,
-                "tie_word_embeddings": config.scale_output,
+                "tie_word_embeddings": config.tie_embeddings or config.scale_output,
                 "scale_decoder_outputs": config.scale_output,
                 "n_positions": config.max_length,
                 "decoder_start_token_id": config.pad_id,

@@ -6,7 +6,7 @@ NumPy, bfloat16 not in every version, and writes only what is all in memory.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import SEEK_END, BufferedReader
 from math import prod
@@ -85,7 +85,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Writable], *, shard_bytes:
     for name in (WHOLE, INDEX):
         if (folder / name).exists():
             raise UserError(f"{folder} already holds a {name}; give another folder, or delete it")
-    shards = list(_shards(tensors, shard_bytes))
+    shards = _shards(tensors, shard_bytes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder, prefix=".partial-") as partial:
@@ -185,7 +185,7 @@ def _described(path: Path, name: str, entry: Any, data: int) -> Tensor:
     raise ValueError(f"its header says of {name} {entry}")
 
 
-def _shards(tensors: Mapping[str, Writable], shard_bytes: int) -> Iterable[tuple[str, dict[str, Writable]]]:
+def _shards(tensors: Mapping[str, Writable], shard_bytes: int) -> list[tuple[str, dict[str, Writable]]]:
     """The files to be written and their tensors, in the order given."""
     shards: list[dict[str, Writable]] = [{}]
     room = shard_bytes
@@ -203,7 +203,7 @@ def _shards(tensors: Mapping[str, Writable], shard_bytes: int) -> Iterable[tuple
     ]
 
 
-def _write_index(path: Path, shards: Iterable[tuple[str, Mapping[str, Writable]]]) -> None:
+def _write_index(path: Path, shards: Sequence[tuple[str, Mapping[str, Writable]]]) -> None:
     sizes = {name: _num_bytes(tensor) for _, shard in shards for name, tensor in shard.items()}
     places = {name: file for file, shard in shards for name in shard}
     index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}

@@ -48,9 +48,11 @@ def _open(folder: Path) -> tokenizers.Tokenizer | None:
         if whole.is_file():
             return tokenizers.Tokenizer.from_file(str(whole))
         if words.is_file():
-            lower = settings.get("do_lower_case", True)
             word_piece = BertWordPieceTokenizer(
-                str(words), lowercase=lower, strip_accents=settings.get("strip_accents")
+                str(words),
+                lowercase=settings.get("do_lower_case", True),
+                strip_accents=settings.get("strip_accents"),
+                handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
             )
             return tokenizers.Tokenizer.from_str(word_piece.to_str())
         if pieces.is_file() and merges.is_file():
@@ -77,6 +79,9 @@ def _content(value: Any) -> str | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except json.JSONDecodeError as error:
+        fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} holds no JSON object")
+    return fields

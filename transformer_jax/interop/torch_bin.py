@@ -75,7 +75,7 @@ class Tensor:
 
     def read(self) -> np.ndarray:
         """The values: a read-only map of this part of the file, in memory for as long as somebody keeps it."""
-        if 0 in self.shape:  # of which there can be no map
+        if 0 in self.shape:  # of which not every NumPy makes a map
             return np.zeros(self.shape, self.dtype)
         content = np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,))
         return np.ndarray(self.shape, self.dtype, content, 0, self.strides)

@@ -1,6 +1,6 @@
 """From the tensors of a checkpoint to the weights of a model and back: one table of names serves both ways."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -49,6 +49,8 @@ class Names:
     """Tensors that a checkpoint may have besides, and those that they must equal."""
     constants: Mapping[str, Callable[[], np.ndarray]] = field(default_factory=dict)
     """Tensors that it may have besides, though they are computed, and what they must nearly equal."""
+    unread: Collection[str] = ()
+    """Tensors that it may have besides, which no model reads."""
 
 
 def load_weights(make: Callable[[], nnx.Module], names: Names, tensors: Mapping[str, Tensor], path: Path) -> Any:
@@ -122,7 +124,10 @@ class _Place:
 
     def write(self, layer: int) -> np.ndarray:
         """The part of a layer's tensor that this weight is."""
-        weight = np.asarray(self.parameter[layer] if self._stacked else self.parameter[...], np.float32)
+        weight = self.parameter[...]
+        if self._stacked:  # an index that is data: compiled once for all layers
+            weight = jax.lax.dynamic_index_in_dim(weight, layer, keepdims=False)
+        weight = np.asarray(weight, np.float32)
         if self._layout == "torch":
             return weight.reshape(self._their_shape[::-1]).T
         if self._layout == "outputs_first":
@@ -150,7 +155,7 @@ def _with_originals(tensors: Mapping[str, Tensor], copies: Mapping[str, str]) ->
 def _check(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], names: Names, path: Path) -> None:
     """Raise on a tensor that is missing, left over or misshapen, and on a copy or a constant that is none."""
     _raise_on([name for name in wanted if name not in found], f"{path} lacks", "which its config asks for")
-    extra = [name for name in found if name not in {*wanted, *names.copies, *names.constants}]
+    extra = [name for name in found if name not in {*wanted, *names.copies, *names.constants, *names.unread}]
     _raise_on(extra, f"{path} has", "for which its config has no place")
     for name, shape in wanted.items():
         if found[name].shape != shape:

@@ -169,7 +169,7 @@ def _binary(path: Path, file: File, layout: _Layout, wanted: Container[str]) -> 
     for number in range(count):
         while len(content) - place < LONGEST_WORD + num_bytes and (block := file.read(BLOCK)):
             content, place = content[place:] + block, 0
-        space = content.find(b" ", place, place + LONGEST_WORD)
+        space = content.find(b" ", place)
         end = space + 1 + num_bytes
         if space < 0 or end > len(content):
             raise UserError(f"{path} is cut short or damaged: it has {number} whole vectors of {count}; get it again")

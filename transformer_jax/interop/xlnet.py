@@ -31,7 +31,7 @@ DEFAULTS = {
     "ff_activation": "gelu",
     "layer_norm_eps": 1e-12,
     "pad_token_id": 5,
-    "mem_len": None,
+    "mem_len": 512,
     "clamp_len": -1,
     "attn_type": "bi",
 }
@@ -61,6 +61,7 @@ def _names(config: XLNetConfig) -> Names:
 def _read(json: Json, found: Mapping[str, Tensor]) -> XLNetConfig:
     require(json, bi_data=False, same_length=False, untie_r=True, tie_word_embeddings=True)
     require(json, d_head=json["d_model"] // json["n_head"])
+    require({**json, "reuse_len": json.get("reuse_len") or None}, reuse_len=None)
     if json["attn_type"] != "uni":
         require(json, attn_type="bi")
     has_head = (json.get("architectures") or [""])[0] == "XLNetLMHeadModel" or "lm_loss.bias" in found
@@ -85,7 +86,7 @@ def _write(config: XLNetConfig) -> dict[str, Any]:
 
 
 def _rename(name: str) -> str:
-    return name if name.startswith(("transformer.", "lm_loss.")) else f"transformer.{name}"
+    return f"transformer.{name}" if name.startswith(("word_embedding.", "mask_emb", "layer.")) else name
 
 
 XLNET = Family("xlnet", DEFAULTS, _rename, _read, _write, _names)

@@ -16,6 +16,7 @@ from transformer_jax.layers.parameter import (
     scaled,
     zeros,
 )
+from transformer_jax.layers.relative_attention import RelativeAttention, RelativeBlock, View
 from transformer_jax.layers.stack import Stack
 
 __all__ = [
@@ -32,10 +33,13 @@ __all__ = [
     "Norm",
     "NormPlacement",
     "RMSNorm",
+    "RelativeAttention",
+    "RelativeBlock",
     "Residual",
     "Rotary",
     "Seen",
     "Stack",
+    "View",
     "balance_loss",
     "fan_in_normal",
     "feed_forward_or_experts",

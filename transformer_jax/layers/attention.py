@@ -22,11 +22,22 @@ class KeyValue:
     value: Float[Array, "B S K H"]
 
     def write(self, new: "KeyValue", start: Int[Array, ""] | int) -> "KeyValue":
-        """These keys and values with `new` written from position `start` on. They must fit."""
+        """These keys and values with `new` written from position `start` on. They must fit.
+
+        Under a trace nothing can be raised: there what does not fit becomes NaN.
+        """
         capacity, count = self.key.shape[1], new.key.shape[1]
-        if count > capacity or (not isinstance(start, jax.core.Tracer) and int(start) + count > capacity):
-            raise UserError(f"the cache holds {capacity} positions; {count} more from position {start} do not fit")
-        return jax.tree.map(lambda old, add: jax.lax.dynamic_update_slice_in_dim(old, add, start, axis=1), self, new)
+        known = None if isinstance(start, jax.core.Tracer) else int(start)
+        if (known or 0) + count > capacity:
+            place = "" if known is None else f" from position {known}"
+            raise UserError(f"the cache holds {capacity} positions; {count} more{place} do not fit")
+
+        def written(old: Array, add: Array) -> Array:
+            # The slice would be moved back to where it fits, over what is there.
+            add = jnp.where(start + count <= capacity, add, jnp.nan)
+            return jax.lax.dynamic_update_slice_in_dim(old, add, start, axis=1)
+
+        return jax.tree.map(written, self, new)
 
 
 @dataclass(frozen=True)

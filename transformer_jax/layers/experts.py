@@ -1,5 +1,6 @@
 """A mixture of experts with its parameters: a feed-forward network of which each token uses a few of many parts."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -31,6 +32,8 @@ class ExpertsConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.num_chosen <= self.num_experts:
             raise UserError(f"num_chosen={self.num_chosen} must be from 1 to num_experts={self.num_experts}")
+        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
+            raise UserError(f"capacity_factor={self.capacity_factor} must be above 0; None has room for every token")
 
 
 class Experts(nnx.Module):

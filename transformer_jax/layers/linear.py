@@ -47,7 +47,7 @@ class Embedding(nnx.Module):
         )
 
     def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        check_ids(ids, self.table.shape[0])
+        check_ids(ids, self.table.shape[0], self.table.axes[0])
         return embed(self.table[...], ids)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
@@ -56,13 +56,13 @@ class Embedding(nnx.Module):
         return jnp.einsum("BTD,VD->BTV", x, table, preferred_element_type=jnp.float32)
 
 
-def check_ids(ids: Int[Array, "..."], num_ids: int) -> None:
+def check_ids(ids: Int[Array, "..."], num_ids: int, axis: str = "vocab") -> None:
     """Raise on an id outside 0..num_ids-1. Under a trace nothing can be seen: there such an id becomes NaN."""
     if isinstance(ids, jax.core.Tracer) or ids.size == 0:
         return
     known = np.asarray(ids)
     low, high = known.min(), known.max()
     if low < 0 or high >= num_ids:
-        raise UserError(
-            f"id {low if low < 0 else high} is outside the vocabulary of {num_ids} (ids 0 to {num_ids - 1})"
-        )
+        name, table = ("id", "vocabulary") if axis == "vocab" else (axis, "table")
+        wrong = low if low < 0 else high
+        raise UserError(f"{name} {wrong} is outside the {table} of {num_ids} ({name}s 0 to {num_ids - 1})")

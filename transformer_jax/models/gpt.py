@@ -267,14 +267,15 @@ class GPT(nnx.Module):
 
     def decode(self, tokens: Int[Array, "B T"], state: DecodingState) -> tuple[Float[Array, "B T V"], DecodingState]:
         """The logits after each of the T next tokens, and the state after them: `__call__`, piece by piece."""
-        start = state.position
+        start, valid = state.position, None
         mask, positions = causal(offset=start), (start + jnp.arange(tokens.shape[1]))[None]
         if state.begins is not None:
             mask &= padding(jnp.arange(state.capacity)[None] >= state.begins[:, None])
+            valid = positions >= state.begins[:, None]
             positions = jnp.maximum(positions - state.begins[:, None], 0)
 
         def layer(block, x, cache, key):
-            x, cache, _ = block(x, mask=mask, positions=positions, cache=cache, start=start)
+            x, cache, _ = block(x, mask=mask, positions=positions, valid=valid, cache=cache, start=start)
             return x, cache
 
         x, cache = self.decoder(layer, self._embed(tokens, positions), per_layer=state.cache)

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer_jax.errors import UserError
-from transformer_jax.functional import Mask, causal, dropout, padding, relative_buckets
+from transformer_jax.functional import Mask, causal, dropout, padding, relative_buckets, segment_positions
 from transformer_jax.functional import segments as same_segment
 from transformer_jax.functional.dropout import split
 from transformer_jax.functional.feed_forward import Activation
@@ -149,8 +149,8 @@ class T5(nnx.Module):
         Args:
             source: ids.
             target: ids, of which the first is the padding id; position t of the result is the prediction for t + 1.
-            segments: which pair each source and each target token belongs to, where a row holds several. Pairs do not
-                see each other.
+            segments: which pair each source and each target token belongs to, where a row holds several: 1, 2, ... and
+                0 for padding. Pairs do not see each other.
             dropout_key: one key per row, or None for no dropout.
         """
         return self.logits_and_balance(source, target, segments=segments, dropout_key=dropout_key)[0]
@@ -213,11 +213,12 @@ class T5(nnx.Module):
         watch: bool = False,
     ) -> tuple[Array, Seen]:
         mask, memory_mask = causal(), padding(self._valid(source))
+        # A target begins with the padding id, which is a token there.
+        valid = self._valid(target).at[:, 0].set(True)
         if segments is not None:
             mask &= same_segment(segments[1])
             memory_mask &= same_segment(segments[1], segments[0])
-        # A target begins with the padding id, which is a token there.
-        valid = self._valid(target).at[:, 0].set(True)
+            valid |= (segment_positions(segments[1]) == 0) & (segments[1] > 0)
         x = self._embed(target)
         return self.decoder(x, memory, mask=mask, memory_mask=memory_mask, valid=valid, dropout_key=key, watch=watch)
 

@@ -1,6 +1,5 @@
 """The encoder of XLNet (Yang et al. 2019), with the memory and the distances of Transformer-XL (Dai et al. 2019)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,19 +10,19 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer_jax.errors import UserError
-from transformer_jax.functional import arbitrary, causal, dot_product_attention, dropout, padding, sinusoidal, window
+from transformer_jax.functional import arbitrary, causal, dropout, padding, sinusoidal
 from transformer_jax.functional import segments as same_segment
 from transformer_jax.functional.dropout import split
 from transformer_jax.functional.feed_forward import Activation
-from transformer_jax.functional.relative import relative_distances, relative_position_scores, segment_scores
+from transformer_jax.functional.relative import relative_distances
 from transformer_jax.layers import (
     Embedding,
     FeedForward,
-    KeyValue,
     LayerNorm,
-    Linear,
-    Residual,
+    RelativeAttention,
+    RelativeBlock,
     Stack,
+    View,
     normal,
     parameter,
     same_normal,
@@ -164,11 +163,11 @@ class XLNet(nnx.Module):
         memory: Float[Array, "L B M D"] | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> Float[Array, "B P V"]:
-        """The logits of the tokens at some places, each given those that it may see: of the query stream.
+        """The logits of the tokens at some places, each given those that it may see: from the query stream.
 
         Args:
             ids: the text, with the tokens that are to be predicted.
-            places: where these are, in any order; one may come twice.
+            places: where these are, in any order; one may come again, to fill up a row.
             types: as in `__call__`.
             allowed: True where a token may see another, by the order in which they are predicted; False for a token
                 and itself where it is predicted. In the content stream it sees itself all the same. A place that sees
@@ -192,9 +191,9 @@ class XLNet(nnx.Module):
         memory: Float[Array, "L B M D"] | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> tuple[Float[Array, "B P D"], Float[Array, "L B M D"]]:
-        """What `__call__` gives, or what the logits are of where there are `places`, and the memory for the text after.
+        """A vector for each token, or from the query stream for each of `places`; and the memory for the text after.
 
-        What entered each layer is remembered, as it was: no gradient flows through it (Dai et al. 2019, section 3.2).
+        What entered each layer is remembered, and no gradient flows through it (Dai et al. 2019, section 3.2).
         """
         x, seen = self._run(ids, types, places, valid, allowed, segments, memory, dropout_key, remember=True)
         return x, seen.memory  # type: ignore[return-value]
@@ -268,7 +267,7 @@ class XLNet(nnx.Module):
         allowed: Array | None,
         segments: Array | None,
         num_remembered: int,
-    ) -> "_View":
+    ) -> View:
         num_rows, num_tokens = ids.shape
         mask = padding(jnp.not_equal(ids, self.pad_id) if valid is None else valid)
         if allowed is not None:
@@ -280,9 +279,9 @@ class XLNet(nnx.Module):
         tokens = jnp.broadcast_to(mask.array(num_tokens, num_tokens), (num_rows, 1, num_tokens, num_tokens))
         seen = jnp.pad(tokens, ((0, 0), (0, 0), (0, 0), (num_remembered, 0)), constant_values=True)
         if types is None:
-            return _View(seen)
+            return View(seen)
         known_types = jnp.pad(types, ((0, 0), (num_remembered, 0)))
-        return _View(seen, same_segment(types, known_types).array(*seen.shape[2:]))
+        return View(seen, same_segment(types, known_types).array(*seen.shape[2:]))
 
     def _distances(self, num_queries: int, num_keys: int, key: Array | None) -> Float[Array, "#B R D"]:
         """The distances of queries and keys as sinusoids, which each layer projects by itself."""
@@ -310,118 +309,14 @@ class _Seen(NamedTuple):
     memory: Float[Array, "B M D"] | None
 
 
-class _View(NamedTuple):
-    """What the queries of a stream may see, what of it is of their type, and where they stand."""
-
-    mask: Bool[Array, "B 1 T S"]
-    same_type: Bool[Array, "B 1 T S"] | None = None
-    places: Int[Array, "B T"] | None = None
-
-    def with_itself(self) -> "_View":
-        """The view in which each token, be it padding, sees itself too."""
-        return self._replace(mask=self.mask | window(0, 0).array(*self.mask.shape[2:]))
-
-    def at(self, places: Int[Array, "B P"]) -> "_View":
-        """The view from these places."""
-
-        def rows(x: Array) -> Array:
-            return jnp.take_along_axis(x, places[:, None, :, None], axis=2)
-
-        return _View(rows(self.mask), None if self.same_type is None else rows(self.same_type), places)
-
-
-class _Attended(NamedTuple):
-    """What both streams attend to: the content with the memory before it, and the distances of it all."""
-
-    content: KeyValue
-    distance: Float[Array, "#B R N H"]
-
-
-class _RelativeAttention(nnx.Module):
-    """Attention by content, distance and type: ((q + u) k + (q + v) r + (q + s) t) / sqrt(H).
-
-    q and k are projections of query and key as ever, r one of their distance, t one of two vectors for types that are
-    equal or not; u, v and s are what a head looks for whatever the query (Dai et al. 2019, 3.3; Yang et al. 2019, 2.5).
-    """
-
-    def __init__(self, d_model: int, num_heads: int, dropout_rate: float, *, rngs: nnx.Rngs):
-        embed, heads = {"embed": d_model}, {"heads": num_heads, "head": d_model // num_heads}
-        scheme, initializer = same_normal(DEVIATION), normal(DEVIATION)
-        self.query = Linear(embed, heads, bias=False, scheme=scheme, rngs=rngs)
-        self.key = Linear(embed, heads, bias=False, scheme=scheme, rngs=rngs)
-        self.value = Linear(embed, heads, bias=False, scheme=scheme, rngs=rngs)
-        self.distance = Linear(embed, heads, bias=False, scheme=scheme, rngs=rngs)
-        self.output = Linear(heads, embed, bias=False, scheme=scheme, rngs=rngs)
-        self.content_bias = parameter(rngs, heads, initializer, decay=False)
-        self.distance_bias = parameter(rngs, heads, initializer, decay=False)
-        self.type_bias = parameter(rngs, heads, initializer, decay=False)
-        self.type_embedding = parameter(rngs, {"type": 2} | heads, initializer, decay=False)
-        self.dropout_rate = dropout_rate
-
-    def project(self, known: Float[Array, "B S D"], distances: Float[Array, "#B R D"]) -> _Attended:
-        """The keys and values of what is attended to, and the keys of its distances."""
-        return _Attended(KeyValue(self.key(known), self.value(known)), self.distance(distances))
-
-    def __call__(
-        self, x: Float[Array, "B T D"], attended: _Attended, view: _View, *, dropout_key: Key[Array, "#B"] | None
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"]]:
-        """Attention of x, and the weights, which cost nothing if unused."""
-        query = self.query(x)
-
-        def biased(bias: nnx.Param) -> Array:
-            return query + bias[None, None].astype(x.dtype)
-
-        content, num_keys = attended.content, attended.content.key.shape[1]
-        scores = relative_position_scores(biased(self.distance_bias), attended.distance, num_keys, view.places)
-        if view.same_type is not None:
-            types = self.type_embedding[...].astype(x.dtype)
-            scores = scores + segment_scores(biased(self.type_bias), types, view.same_type)
-        context, weights = dot_product_attention(
-            biased(self.content_bias),
-            content.key,
-            content.value,
-            mask=view.mask,
-            bias=scores * query.shape[-1] ** -0.5,
-            dropout_rate=self.dropout_rate,
-            dropout_key=dropout_key,
-            return_weights=True,
-        )
-        return self.output(context), weights
-
-
-class _Block(nnx.Module):
-    """Relative attention and feed-forward, of which either stream is made."""
-
-    def __init__(
-        self,
-        self_attention: _RelativeAttention,
-        feed_forward: FeedForward,
-        *,
-        norm: Callable[[], LayerNorm],
-        dropout_rate: float,
-    ):
-        self.self_attention = self_attention
-        self.self_attention_residual = Residual(norm(), "post", dropout_rate)
-        self.feed_forward = feed_forward
-        self.feed_forward_residual = Residual(norm(), "post", dropout_rate)
-
-    def __call__(
-        self, x: Float[Array, "B T D"], attended: _Attended, view: _View, *, dropout_key: Key[Array, "#B"] | None
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B N T S"]]:
-        """x after this layer, and the attention weights."""
-        keys = split(dropout_key, 4)
-        y, weights = self.self_attention(x, attended, view, dropout_key=keys[0])
-        x = self.self_attention_residual.leave(x, y, keys[1])
-        y = self.feed_forward(x, dropout_key=keys[2])
-        return self.feed_forward_residual.leave(x, y, keys[3]), weights
-
-
-def _stack(config: XLNetConfig, *, rngs: nnx.Rngs) -> Stack[_Block]:
+def _stack(config: XLNetConfig, *, rngs: nnx.Rngs) -> Stack[RelativeBlock]:
     shape, dropout_rate, scheme = (config.d_model, config.d_ff), config.dropout_rate, same_normal(DEVIATION)
 
-    def block(rngs: nnx.Rngs) -> _Block:
-        return _Block(
-            _RelativeAttention(config.d_model, config.num_heads, config.attention_dropout_rate, rngs=rngs),
+    def block(rngs: nnx.Rngs) -> RelativeBlock:
+        return RelativeBlock(
+            RelativeAttention(
+                config.d_model, config.num_heads, config.attention_dropout_rate, deviation=DEVIATION, rngs=rngs
+            ),
             FeedForward(*shape, config.activation, dropout_rate, scheme=scheme, rngs=rngs),
             norm=lambda: LayerNorm(config.d_model, config.norm_epsilon, rngs=rngs),
             dropout_rate=dropout_rate,

@@ -5,31 +5,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from transformer_jax.data import BatchingConfig, Dates, Files, Mixture, Records, Source, Tfds, TokenizerConfig
+from transformer_jax.data import BatchingConfig, Dates, Files, Mixture, Records, Source, Text, Tfds, TokenizerConfig
 from transformer_jax.errors import UserError
-from transformer_jax.models import TransformerConfig
+from transformer_jax.models import ModelConfig
 from transformer_jax.parallel import StrategyName
-from transformer_jax.tasks import BleuTokenizer, DecodingConfig
+from transformer_jax.tasks import TaskConfig, TranslationConfig
 from transformer_jax.training.optimizer import OptimizerConfig
 
-Data = Dates | Files | Tfds | Records | Mixture
+Data = Dates | Files | Text | Tfds | Records | Mixture
 
 
 @dataclass(frozen=True)
 class Config:
     """A training run: what is trained, on what, how, and how it is watched."""
 
-    model: TransformerConfig
+    model: ModelConfig
     data: Data
     optimizer: OptimizerConfig
     steps: int
     """Updates to train for. A finished run goes on when this is raised."""
+    task: TaskConfig = TranslationConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
     batching: BatchingConfig = BatchingConfig()
-    decoding: DecodingConfig = DecodingConfig()
-    label_smoothing: float = 0.1
-    bleu_tokenizer: BleuTokenizer = "13a"
-    """How sacreBLEU finds the words of a text: 13a for most languages, zh for Chinese, char for Japanese and others."""
     accumulate: int = 1
     """Micro-batches per update: less memory, the same gradient."""
     seed: int = 0
@@ -55,8 +52,15 @@ class Config:
                 raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.workers < 0:
             raise UserError(f"workers must not be negative; got {self.workers}")
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"label_smoothing must be at least 0 and below 1; got {self.label_smoothing}")
+        if not isinstance(self.model, self.task.models):
+            fitting = " or ".join(kind.__name__ for kind in self.task.models)
+            raise UserError(f"{type(self.task).__name__} is for {fitting}; model is a {type(self.model).__name__}")
+        missing = [field for field in self.task.fields if field not in self.data.fields()]
+        if missing:
+            raise UserError(
+                f"{type(self.task).__name__} needs records with {' and '.join(self.task.fields)}; those of "
+                f"{type(self.data).__name__} have {' and '.join(self.data.fields())}"
+            )
 
 
 def to_json(value: Any) -> Any:

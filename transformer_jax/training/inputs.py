@@ -3,15 +3,16 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grain
 import numpy as np
 from absl import flags
 
-from transformer_jax.data import Batches, Record, Tokenizer
+from transformer_jax.data import Batches, Tokenizer
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
-from transformer_jax.tasks import Translation
+from transformer_jax.tasks import Task
 from transformer_jax.training.config import Config
 from transformer_jax.training.progress import watch
 from transformer_jax.training.workdir import Workdir
@@ -20,7 +21,7 @@ NUM_SAMPLES = 256
 PART = 8192
 
 
-def fingerprint(records: Sequence[Record]) -> str:
+def fingerprint(records: Sequence[Any]) -> str:
     """A hash of the number of records and of some of them, evenly spaced: enough to notice that data were changed."""
     step = max(1, len(records) // NUM_SAMPLES)
     sample = [records[i] for i in range(0, len(records), step)]
@@ -33,17 +34,17 @@ def load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
         return Tokenizer.load(workdir.tokenizer_file, config.tokenizer)
     if config.tokenizer.path is not None:
         return Tokenizer.load(config.tokenizer.path, config.tokenizer, tags=config.data.tags())
-    records = config.data.split("train")
+    records: Sequence[Any] = config.data.split("train")
     step = -(-len(records) // config.tokenizer.max_records) or 1
     texts = (
         text
         for number in watch(range(0, len(records), step), "reading records for the tokenizer")
-        for text in _texts(records[number])
+        for text in (records[number][field] for field in config.task.fields)
     )
     return Tokenizer.train(texts, config.tokenizer, tags=config.data.tags())
 
 
-def load_or_encode(workdir: Workdir, config: Config, task: Translation) -> Store:
+def load_or_encode(workdir: Workdir, config: Config, task: Task) -> Store:
     """The encoded training set: mapped from the workdir, where it is written first if it is not there."""
     records = config.data.split("train")
     mark, path = fingerprint(records), workdir.examples
@@ -74,11 +75,7 @@ def ahead_of_time(batches: Batches, first: int, end: int, workers: int) -> Itera
     return ({name: array.copy() for name, array in batch.items()} for batch in made)
 
 
-def _encoded(records: Sequence[Record], task: Translation) -> Iterator[Sequence]:
+def _encoded(records: Sequence[Any], task: Task) -> Iterator[Sequence]:
     starts = range(0, len(records), PART)
     for start in watch(starts, "encoding the training set"):
         yield task.encode([records[i] for i in range(start, min(start + PART, len(records)))])
-
-
-def _texts(record: Record) -> tuple[str, str]:
-    return record["source"], record["target"]

@@ -126,17 +126,11 @@ class _Loop:
         run, config = self.run, self.run.config
         examples = run.examples()
         layout = run.task.layout(examples)
-        skipped = len(examples) - len(layout.members)
-        if skipped:
-            limit = config.model.max_length
-            self._progress.note(
-                f"{skipped:,} of {len(examples):,} examples are longer than {limit} tokens and left out"
-            )
         batches = Batches(layout, seed=config.seed, multiple=run.strategy.num_devices * config.accumulate)
         size = sum(leaf.size for leaf in jax.tree.leaves(self.state.model))
         self._progress.note(
-            f"{size:,} parameters, {len(layout.members):,} examples in {batches.per_epoch:,} batches "
-            f"({layout.padding:.1%} padding), {run.strategy.describe()}; the first steps take long: they are compiled"
+            f"{size:,} parameters; {layout.describe()}; {batches.per_epoch:,} batches; {run.strategy.describe()}; "
+            "the first steps take long: they are compiled"
         )
         return run.strategy.feed(ahead_of_time(batches, first, config.steps, config.workers))
 

@@ -1,9 +1,11 @@
 """A run: its config, and the parts that follow from it."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import optax
@@ -12,10 +14,10 @@ from flax import nnx
 from transformer_jax.data import Tokenizer
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
-from transformer_jax.models import Transformer
+from transformer_jax.models import GPTConfig, ModelConfig, make_model
 from transformer_jax.models.precision import Precision
 from transformer_jax.parallel import Strategy
-from transformer_jax.tasks import Translation
+from transformer_jax.tasks import Task
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Config
 from transformer_jax.training.inputs import load_or_encode, load_or_train_tokenizer
@@ -29,7 +31,7 @@ class Run:
 
     workdir: Workdir
     config: Config
-    task: Translation
+    task: Task
     optimizer: optax.GradientTransformation
     strategy: Strategy
 
@@ -54,14 +56,7 @@ class Run:
 
     @classmethod
     def _assemble(cls, workdir: Workdir, config: Config, tokenizer: Tokenizer) -> "Run":
-        task = Translation(
-            tokenizer,
-            config.model.max_length,
-            config.label_smoothing,
-            config.decoding,
-            config.batching,
-            config.bleu_tokenizer,
-        )
+        task = config.task.build(tokenizer, config.model, config.batching)  # type: ignore[arg-type]
         optimizer = config.optimizer.build(config.model.d_model)
         return cls(workdir, config, task, optimizer, Strategy.choose(config.strategy))
 
@@ -72,17 +67,20 @@ class Run:
     def initial_state(self) -> TrainState:
         """The state before the first update: a function of the seed."""
         init_key, noise_key = jax.random.split(jax.random.key(self.config.seed))
-        model = Transformer(self.config.model, rngs=nnx.Rngs(init_key))
+        model = make_model(self.config.model, rngs=nnx.Rngs(init_key))
         return TrainState.create(model, self.optimizer, noise_key)
 
-    def with_beams(self, num_beams: int | None) -> "Run":
-        """The same run with another beam size in evaluation and generation; None changes nothing."""
-        if num_beams is None:
-            return self
-        decoding = replace(self.config.decoding, num_beams=num_beams)
-        return replace(self, task=replace(self.task, decoding=decoding))
+    def with_task(self, **changes: Any) -> "Run":
+        """The same run with other settings of its task; None changes nothing."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        known = [field.name for field in fields(self.config.task)]
+        for name in changes:
+            if name not in known:
+                raise UserError(f"{name} is no setting of {type(self.config.task).__name__}; it has {', '.join(known)}")
+        task = replace(self.config.task, **changes)
+        return self._assemble(self.workdir, replace(self.config, task=task), self.task.tokenizer)
 
-    def restored_model(self, step: int | None = None) -> tuple[Transformer, int]:
+    def restored_model(self, step: int | None = None) -> tuple[Any, int]:
         """The model of a checkpoint, by default the newest, and its step."""
         with self.checkpoints() as checkpoints:
             state = checkpoints.restore(jax.eval_shape(self.initial_state), step)
@@ -102,20 +100,42 @@ class Run:
             checkpoints.close()
 
 
+def write_run(path: Path, config: Config, tokenizer: Tokenizer, state: TrainState) -> None:
+    """A new run with this state as its checkpoint, all or nothing."""
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"{path} exists already; give another folder")
+    unfinished = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    workdir = Workdir(unfinished)
+    workdir.claim(config)
+    tokenizer.save(workdir.tokenizer_file)
+    checkpoints = Checkpoints(workdir.checkpoints)
+    checkpoints.save(state)
+    checkpoints.close()
+    unfinished.replace(path)
+
+
 def _resolve(config: Config, tokenizer: Tokenizer, before: Config | None) -> Config:
     """What the config leaves to the tokenizer, the machine and the run; a run that goes on keeps what it has."""
-    model, optimizer = config.model, config.optimizer
-    if model.vocab_size is None:
-        model = replace(model, vocab_size=tokenizer.vocab_size)
-    if model.pad_id is None:
-        model = replace(model, pad_id=tokenizer.pad_id)
-    if model.dtype == "auto":
-        here: Precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-        model = replace(model, dtype=before.model.dtype if before else here)
+    optimizer = config.optimizer
     if optimizer.total_steps is None:
         optimizer = replace(optimizer, total_steps=before.optimizer.total_steps if before else config.steps)
-    if model.vocab_size is None or model.vocab_size < tokenizer.vocab_size:
-        raise UserError(f"the tokenizer has {tokenizer.vocab_size} ids but model.vocab_size is {model.vocab_size}")
-    if model.pad_id != tokenizer.pad_id:
-        raise UserError(f"the tokenizer pads with id {tokenizer.pad_id} but model.pad_id is {model.pad_id}")
+    num_ids = tokenizer.vocab_size + config.task.num_extra_ids(tokenizer)
+    model = _resolve_model(config.model, tokenizer, num_ids, before.model if before else None)
     return replace(config, model=model, optimizer=optimizer)
+
+
+def _resolve_model(model: ModelConfig, tokenizer: Tokenizer, num_ids: int, before: ModelConfig | None) -> ModelConfig:
+    if model.vocab_size is None:
+        model = replace(model, vocab_size=num_ids)
+    if model.dtype == "auto":
+        here: Precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        model = replace(model, dtype=before.dtype if before else here)
+    if model.vocab_size is None or model.vocab_size < num_ids:
+        raise UserError(f"the tokenizer and the task need {num_ids} ids but model.vocab_size is {model.vocab_size}")
+    if not isinstance(model, GPTConfig):
+        if model.pad_id is None:
+            model = replace(model, pad_id=tokenizer.pad_id)
+        if model.pad_id != tokenizer.pad_id:
+            raise UserError(f"the tokenizer pads with id {tokenizer.pad_id} but model.pad_id is {model.pad_id}")
+    return model

@@ -1,0 +1,88 @@
+"""Sampling: the next token drawn by its probability, all of it or the most likely part."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from transformer_jax.decoding.step import Step, prefill, row_limits
+from transformer_jax.errors import UserError
+
+
+class Sampled(NamedTuple):
+    """What was generated after the prompt. Beyond `lengths` there is nothing but the end id."""
+
+    tokens: Int[Array, "B length"]
+    lengths: Int[Array, "B"]
+    """Tokens before the end token; all of them when it never came."""
+
+
+def sample(
+    step: Step,
+    state: Any,
+    prompt: Int[Array, "B P"],
+    keys: Key[Array, "B"],
+    *,
+    length: int,
+    limits: Int[Array, "B"] | None = None,
+    end_id: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+) -> Sampled:
+    """Continue each prompt by at most `length` tokens, and by no more than its own limit, until all have ended.
+
+    Args:
+        step: the model's step function.
+        state: what it remembers before the prompt.
+        prompt: what to continue.
+        keys: one for each row: what is drawn for a row does not depend on the others.
+        length: most tokens to write.
+        limits: most tokens to write for each row.
+        end_id: the token that ends a text.
+        temperature: divides the logits; below 1 the likely become likelier, and 0 takes the likeliest.
+        top_k: draw only among this many of the likeliest tokens.
+        top_p: draw only among the likeliest tokens that have at least this much probability together, the one that
+            crosses it included (Holtzman et al. 2020).
+    """
+    if temperature < 0 or not 0 < top_p <= 1 or (top_k is not None and top_k < 1):
+        raise UserError(
+            f"temperature={temperature} must not be negative, top_k={top_k} be at least 1, top_p={top_p} be over 0 "
+            "and at most 1"
+        )
+    limits = row_limits(state, prompt, length, limits)
+
+    def unfinished(carry):
+        index, _, _, _, lengths = carry
+        return jnp.any((index < limits) & (lengths == limits))
+
+    def advance(carry):
+        index, last, state, tokens, lengths = carry
+        logits, state = step(last, state)
+        kept = filtered(logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p)
+        drawn = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, index), row))(keys, kept)
+        ended = (lengths < limits) | (index >= limits)
+        token = jnp.where(ended, end_id, drawn)
+        lengths = jnp.where(~ended & (token == end_id), index, lengths)
+        return index + 1, token[:, None], state, tokens.at[:, index].set(token), lengths
+
+    last, state = prefill(step, state, prompt)
+    tokens = jnp.full((prompt.shape[0], length), end_id, prompt.dtype)
+    _, _, _, tokens, lengths = jax.lax.while_loop(unfinished, advance, (jnp.int32(0), last, state, tokens, limits))
+    return Sampled(tokens, lengths)
+
+
+def filtered(
+    logits: Float[Array, "B V"], *, temperature: float, top_k: int | None, top_p: float
+) -> Float[Array, "B V"]:
+    """The logits of the distribution that is drawn from: -inf for tokens that are not."""
+    if temperature == 0:
+        return jnp.where(jnp.arange(logits.shape[-1])[None] == jnp.argmax(logits, -1, keepdims=True), 0, -jnp.inf)
+    logits = logits / temperature
+    order = jnp.argsort(-logits, axis=-1)
+    ranked = jnp.take_along_axis(logits, order, axis=-1)
+    before = jnp.cumsum(jax.nn.softmax(ranked, axis=-1), axis=-1) - jax.nn.softmax(ranked, axis=-1)
+    keep = (before < top_p) & (jnp.arange(logits.shape[-1]) < (top_k or logits.shape[-1]))[None]
+    ranks = jnp.argsort(order, axis=-1)
+    return jnp.where(jnp.take_along_axis(keep, ranks, axis=-1), logits, -jnp.inf)

@@ -1,0 +1,213 @@
+"""Masked language modelling with next-sentence prediction, as BERT is trained (Devlin et al. 2019, section 3.1)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from transformer_jax.data.rows import BatchingConfig
+from transformer_jax.data.source import Document
+from transformer_jax.data.store import Example, Store
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import UserError
+from transformer_jax.functional import cross_entropy
+from transformer_jax.models import Bert, BertConfig
+from transformer_jax.parallel import Strategy
+from transformer_jax.tasks.sentence_rows import SentenceRows, SentenceRowsConfig
+from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, as_arrays, sum_over
+
+
+@dataclass(frozen=True)
+class MaskedLMConfig:
+    """Tokens that were masked, and whether a text follows another: for a Bert. A line of a document is a sentence."""
+
+    rate: float = 0.15
+    """Share of the tokens that are predicted. Of these 80 % are masked, 10 % stay, 10 % are replaced."""
+    whole_words: bool = False
+    """Mask all tokens of a word together."""
+    next_sentence: bool = True
+    """Give two texts and predict whether the second follows the first. Without, a row is one text (RoBERTa)."""
+
+    fields: ClassVar = ("text",)
+    models: ClassVar = (BertConfig,)
+
+    def __post_init__(self):
+        if not 0 < self.rate < 1:
+            raise UserError(f"rate must be over 0 and below 1; got {self.rate}")
+
+    def num_extra_ids(self, tokenizer: Tokenizer) -> int:
+        """Ids that the model needs beside those of the tokenizer: the mask, if it has none."""
+        return 0 if tokenizer.find("[MASK]", "<mask>") is not None else 1
+
+    def build(self, tokenizer: Tokenizer, model: BertConfig, batching: BatchingConfig) -> "MaskedLM":
+        """The task with this tokenizer, for a model of this config."""
+        for head in ("masked_lm", *(("next_sentence",) if self.next_sentence else ())):
+            if head not in model.heads:
+                raise UserError(f"model.heads={model.heads} lack {head!r}, which the task trains; add it")
+        if model.max_length < 8:
+            raise UserError(f"model.max_length={model.max_length} has no room for two texts; give at least 8")
+        return MaskedLM(self, tokenizer, batching, model.max_length)
+
+
+@dataclass(frozen=True)
+class MaskedLM:
+    """How documents become batches, what the loss is, and how well a model does."""
+
+    config: MaskedLMConfig
+    tokenizer: Tokenizer
+    batching: BatchingConfig
+    max_length: int
+    """Tokens of a row, special ones included."""
+
+    @property
+    def mask_id(self) -> int:
+        """What a masked token is replaced by."""
+        found = self.tokenizer.find("[MASK]", "<mask>")
+        return self.tokenizer.vocab_size if found is None else found
+
+    @property
+    def max_predictions(self) -> int:
+        """Most tokens of a row that are predicted."""
+        return max(1, round(self.max_length * self.config.rate))
+
+    def encode(self, records: Sequence[Document]) -> list[Example]:
+        """The sentences of each document, `{"text": ids}`, and an empty one after them."""
+        documents = [[line for line in record["text"].split("\n") if line.strip()] for record in records]
+        encoded = iter(self.tokenizer.encode([sentence for document in documents for sentence in document]))
+        examples: list[Example] = []
+        for document in documents:
+            examples += [{"text": ids} for ids in (next(encoded) for _ in document) if ids]
+            examples.append({"text": []})
+        return examples
+
+    def layout(self, examples: Store) -> SentenceRows:
+        """Texts of a few sentences of a document, or pairs of them."""
+        tokenizer = self.tokenizer
+        config = SentenceRowsConfig(
+            length=self.max_length,
+            batch_rows=self.batching.rows or max(1, self.batching.tokens // self.max_length),
+            max_predictions=self.max_predictions,
+            rate=self.config.rate,
+            pairs=self.config.next_sentence,
+            pad_id=tokenizer.pad_id,
+            begin_id=tokenizer.begin_id,
+            end_id=tokenizer.end_id,
+            mask_id=self.mask_id,
+            vocab_size=tokenizer.vocab_size,
+        )
+        return SentenceRows(examples, config, continues=tokenizer.continues() if self.config.whole_words else None)
+
+    def loss(self, model: Bert, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Sums:
+        """Cross-entropy of the masked tokens, and of the pairs: weighed so that the mean is the sum of both means."""
+        sums = self._sums(model, batch, key)
+        # The means have different numbers below them; there are about as many predictions in every row.
+        return sums["loss"] + self.max_predictions * sums["pair_loss"], sums["tokens"]
+
+    def sums(self, model: Bert, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """The losses, and how many predictions there are and are right."""
+        return self._sums(model, batch, None)
+
+    def evaluate(
+        self, model: Bert, records: Sequence[Document], strategy: Strategy, *, tick: Tick = lambda done: None
+    ) -> Figures:
+        """Loss and accuracy of the masked tokens, and of the pairs, over every document once."""
+        layout = self.layout(Store.of(self.encode([records[i] for i in range(len(records))])))
+        sums = sum_over(self, model, layout, strategy, num_records=len(records), tick=tick)
+        loss = sums["loss"] / max(sums["tokens"], 1)
+        figures: Figures = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        figures["masked_match"] = sums["right"] / max(sums["tokens"], 1)
+        if self.config.next_sentence:
+            figures["pair_loss"] = sums["pair_loss"] / max(sums["pairs"], 1)
+            figures["pair_match"] = sums["pairs_right"] / max(sums["pairs"], 1)
+        return figures
+
+    def faults(self, texts: Sequence[str]) -> list[str | None]:
+        """What keeps the masks of each text from being filled, if anything does."""
+        return [self._fault(ids) for ids in self._masked(texts)]
+
+    def complete(self, model: Bert, texts: Sequence[str], strategy: Strategy) -> list[str]:
+        """Each text with its [MASK] tokens filled by the likeliest tokens."""
+        rows = self._masked(texts)
+        for text, ids in zip(texts, rows, strict=True):
+            if fault := self._fault(ids):
+                raise UserError(f"the text {text[:20]!r} {fault}")
+        return [self._fill(model, np.array(ids, np.int32)) for ids in rows]
+
+    def samples(self, model: Bert, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
+        """Some of the texts with tokens masked, what the model takes these for, and what they are."""
+        layout = self.layout(Store.of(self.encode(records)))
+        count = min(len(records), layout.buckets[0].num_rows)
+        batch = layout.rows(0, np.arange(count), count, lambda place: np.random.default_rng((0, place)))
+        logits = model.masked_lm(_take(self._hidden(model, as_arrays(batch)), jnp.asarray(batch["places"])))
+        guesses = np.asarray(jnp.argmax(logits[:, :, : self.tokenizer.vocab_size], axis=-1))
+        rows = []
+        for row in range(count):
+            chosen = batch["weights"][row] > 0
+            shown = batch["ids"][row][batch["valid"][row]]
+            names = (self._shown(shown), *(self._list(ids[row][chosen]) for ids in (guesses, batch["labels"])))
+            rows.append(dict(zip(("text", "model", "reference"), names, strict=True)))
+        return rows
+
+    def attention(self, model: Bert, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
+        """A text with its masks, if any, filled, and what its tokens attend to."""
+        (ids,) = self._masked([text])
+        if len(ids) > self.max_length:
+            raise UserError(f"the text has {len(ids)} tokens; the model reads at most {self.max_length}")
+        filled = self._fill(model, np.array(ids, np.int32)) if self.mask_id in ids else ""
+        tokens = ["[MASK]" if id == self.mask_id else self.tokenizer.tokens([id])[0] for id in ids]
+        return filled, [Watched("encoder", model.attention(jnp.array([ids]))[:, 0], tokens, tokens)]
+
+    def _sums(self, model: Bert, batch: Mapping[str, Array], key: Array | None) -> dict[str, Array]:
+        hidden = self._hidden(model, batch, key)
+        logits = model.masked_lm(_take(hidden, batch["places"]))
+        total, weight = cross_entropy(logits, batch["labels"], batch["weights"])
+        right = jnp.sum((jnp.argmax(logits, -1) == batch["labels"]) * batch["weights"])
+        sums = {"loss": total, "tokens": weight, "right": right, "pair_loss": jnp.zeros_like(total)}
+        if self.config.next_sentence:
+            is_pair = batch["weights"].sum(axis=1) > 0  # a row that only fills the batch up has no prediction
+            pairs = model.next_sentence(hidden)
+            sums["pair_loss"], sums["pairs"] = cross_entropy(pairs, batch["pair"], is_pair)
+            sums["pairs_right"] = jnp.sum((jnp.argmax(pairs, -1) == batch["pair"]) & is_pair)
+        return sums
+
+    def _hidden(self, model: Bert, batch: Mapping[str, Array], key: Array | None = None) -> Array:
+        return model(batch["ids"], batch["types"], valid=batch["valid"], dropout_key=key)
+
+    def _masked(self, texts: Sequence[str]) -> list[list[int]]:
+        begin, end = self.tokenizer.begin_id, self.tokenizer.end_id
+        rows = []
+        for text in texts:
+            pieces = self.tokenizer.encode(text.split("[MASK]"))
+            inner = [id for piece in pieces for id in (self.mask_id, *piece)][1:]
+            rows.append([begin, *inner, end])
+        return rows
+
+    def _fault(self, ids: Sequence[int]) -> str | None:
+        if self.mask_id not in ids:
+            return "has no [MASK] to be filled"
+        if len(ids) > self.max_length:
+            return f"has {len(ids)} tokens; the model reads at most {self.max_length}"
+        return None
+
+    def _fill(self, model: Bert, ids: np.ndarray) -> str:
+        width = min(-(-len(ids) // 8) * 8, self.max_length)
+        row = np.full((1, width), self.tokenizer.pad_id, np.int32)
+        row[0, : len(ids)] = ids
+        logits = model.masked_lm(model(jnp.asarray(row)))[0, : len(ids), : self.tokenizer.vocab_size]
+        return self.tokenizer.decode([np.where(ids == self.mask_id, np.asarray(jnp.argmax(logits, -1)), ids)])[0]
+
+    def _shown(self, ids: np.ndarray) -> str:
+        pieces = np.split(ids, np.flatnonzero(ids == self.mask_id))
+        texts = self.tokenizer.decode([piece[piece != self.mask_id] for piece in pieces])
+        return "[MASK]".join(texts)
+
+    def _list(self, ids: np.ndarray) -> str:
+        return " · ".join(text.strip() for text in self.tokenizer.decode([[id] for id in ids]))
+
+
+def _take(hidden: Array, places: Array) -> Array:
+    return jnp.take_along_axis(hidden, places[:, :, None], axis=1)
