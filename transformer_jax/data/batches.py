@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,7 +12,8 @@ from transformer_jax.errors import UserError
 Batch = dict[str, np.ndarray]
 
 Chance = Callable[[int], np.random.Generator]
-"""Where the chance in a row comes from, by its place in the batch: a function of (seed, batch, slot) alone."""
+"""Where the chance in a row comes from, by its place in the batch: in training a function of (seed, batch, slot), and
+where each row comes once, of the row itself."""
 
 
 class Bucket(NamedTuple):
@@ -72,14 +74,19 @@ class Batches:
         kept = self._epoch  # read once: other threads may ask for another epoch
         if kept[0] != epoch:
             kept = self._epoch = (epoch, self._plan(np.random.default_rng((self._seed, epoch))))
-        return self._batch(*kept[1][index], number)[1]
+        bucket, numbers = kept[1][index]
+        # Four words each, the last of which keeps apart what is drawn here, in `once` and for the order of an epoch.
+        return self._batch(bucket, numbers, lambda slot, row: (self._seed, number, slot, 1))[1]
 
     def once(self) -> Iterator[tuple[np.ndarray, Batch]]:
         """Each row once, unshuffled: the places of a batch's rows in the layout, and the batch, which may be longer."""
         first = np.cumsum([0, *(bucket.num_rows for bucket in self._layout.buckets)])
-        for number, (bucket, numbers) in enumerate(self._plan(None)):
-            mine, batch = self._batch(bucket, numbers, number)
+        for bucket, numbers in self._plan(None):
+            mine, batch = self._batch(bucket, numbers, partial(self._words_of_row, bucket))
             yield first[bucket] + mine, batch
+
+    def _words_of_row(self, bucket: int, slot: int, row: int) -> tuple[int, ...]:
+        return self._seed, bucket, row, 2
 
     def _plan(self, random: np.random.Generator | None) -> list[tuple[int, np.ndarray]]:
         """The batches of an epoch, each as its bucket and its rows."""
@@ -90,12 +97,13 @@ class Batches:
         order = range(len(plan)) if random is None else random.permutation(len(plan))
         return [plan[i] for i in order]
 
-    def _batch(self, bucket: int, numbers: np.ndarray, number: int) -> tuple[np.ndarray, Batch]:
-        """This part's rows of a batch, and their arrays."""
+    def _batch(
+        self, bucket: int, numbers: np.ndarray, words: Callable[[int, int], tuple[int, ...]]
+    ) -> tuple[np.ndarray, Batch]:
+        """This part's rows of a batch, and their arrays; `words` seed the chance of the row in a slot."""
 
         def chance(place: int) -> np.random.Generator:
-            # The last word keeps apart what is drawn here and the order of epochs.
-            return np.random.default_rng((self._seed, number, int(slots[place]), 1))
+            return np.random.default_rng(words(int(slots[place]), int(mine[place])))
 
         batch_rows = self._layout.buckets[bucket].batch_rows
         share = -(-batch_rows // self._multiple) * self._multiple // self._part.count

@@ -57,14 +57,13 @@ def from_pretrained(path_or_name: str | Path) -> Pretrained:
     """
     folder = find_folder(path_or_name)
     fields = _read_json(folder / "config.json")
-    tensors = open_tensors(folder)
-    model_type = fields.get("model_type") or _shown_by(tensors)
-    family = FAMILIES.get(str(model_type))
+    family = FAMILIES.get(str(fields.get("model_type") or _shown_by(open_tensors(folder))))
     if family is None:
         raise UserError(
-            f"{folder / 'config.json'} has model_type={model_type!r}; what can be loaded is {', '.join(FAMILIES)}"
+            f"{folder / 'config.json'} has model_type={fields.get('model_type')!r}; "
+            f"what can be loaded is {', '.join(FAMILIES)}"
         )
-    tensors = _renamed(tensors, family)
+    tensors = _renamed(open_tensors(folder), family)
     config = family.read_config({**family.defaults, **fields}, tensors)
     model = load_weights(lambda: make_model(config, rngs=nnx.Rngs(0)), family.names(config), tensors, folder)
     return Pretrained(model, config, load_tokenizer(folder))

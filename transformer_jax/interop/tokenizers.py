@@ -1,6 +1,7 @@
 """The tokenizer that lies beside a checkpoint."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ ROLES = {
 }
 """For each of our special tokens those of transformers that have its role, the first that there is."""
 
+WORD_PIECE = ("unk_token", "cls_token", "sep_token", "pad_token", "mask_token")
+
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer in a folder: tokenizer.json, or the vocabulary files of old; None where there is neither."""
-    found = _open(folder)
+    special = _special_tokens(folder)
+    found = _open(folder, special)
     if found is None:
         return None
-    special = _special_tokens(folder)
     known = {name: token for name, token in special.items() if found.token_to_id(token) is not None}
     pad, begin, end = (next((known[name] for name in ROLES[role] if name in known), None) for role in ROLES)
     return Tokenizer(found, TokenizerConfig(pad=pad, begin=begin, end=end))
@@ -34,13 +37,14 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(folder / "tokenizer.json")
     pad, begin, end = tokenizer.tokens([tokenizer.pad_id, tokenizer.begin_id, tokenizer.end_id])
     names = {"pad_token": pad, "bos_token": begin, "cls_token": begin, "eos_token": end, "sep_token": end}
-    if tokenizer.unknown_id is not None:
-        names["unk_token"] = tokenizer.tokens([tokenizer.unknown_id])[0]
+    for name, id in (("unk_token", tokenizer.unknown_id), ("mask_token", tokenizer.find("[MASK]", "<mask>"))):
+        if id is not None:
+            names[name] = tokenizer.tokens([id])[0]
     fields = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def _open(folder: Path) -> tokenizers.Tokenizer | None:
+def _open(folder: Path, special: Mapping[str, str]) -> tokenizers.Tokenizer | None:
     settings = _json(folder / "tokenizer_config.json")
     whole, words = folder / "tokenizer.json", folder / "vocab.txt"
     pieces, merges = folder / "vocab.json", folder / "merges.txt"
@@ -48,8 +52,10 @@ def _open(folder: Path) -> tokenizers.Tokenizer | None:
         if whole.is_file():
             return tokenizers.Tokenizer.from_file(str(whole))
         if words.is_file():
+            names: dict[str, Any] = {name: special[name] for name in WORD_PIECE if name in special}
             word_piece = BertWordPieceTokenizer(
                 str(words),
+                **names,
                 lowercase=settings.get("do_lower_case", True),
                 strip_accents=settings.get("strip_accents"),
                 handle_chinese_chars=settings.get("tokenize_chinese_chars", True),

@@ -1,0 +1,116 @@
+"""What all pre-training tasks have in common: batches are functions of (seed, step, slot), figures of data alone."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from transformer_jax.data import Batches, BatchingConfig, Part, Store, Tokenizer, TokenizerConfig
+from transformer_jax.models import BertConfig, GPTConfig, T5Config, XLNetConfig, make_model
+from transformer_jax.parallel import Strategy
+from transformer_jax.tasks import CausalLMConfig, DenoisingConfig, MaskedLMConfig, PermutationLMConfig
+
+TEXTS = [
+    "\n".join(f"{animal} number {n} {verb} over the fence." for verb in ("jumps", "flies", "looks") for n in range(2))
+    for animal in ("The fox", "A crow", "One cat", "Das Pferd", "狐")
+]
+RECORDS = [{"text": text} for text in TEXTS]
+SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 24, "dtype": "float32"}
+LENGTH = 24
+ONE = Strategy(1, None)
+
+TASKS = {
+    "causal": (CausalLMConfig(), GPTConfig.small(None), {"num_layers": 1}),
+    "stream": (CausalLMConfig(separate=False), GPTConfig.small(None), {"num_layers": 1}),
+    "masked": (MaskedLMConfig(), BertConfig.base(None), {"num_layers": 1}),
+    "whole words": (MaskedLMConfig(whole_words=True, next_sentence=False), BertConfig.base(None), {"num_layers": 1}),
+    "denoising": (DenoisingConfig(), T5Config.small(None), {"num_encoder_layers": 1, "num_decoder_layers": 1}),
+    "permutation": (PermutationLMConfig(), XLNetConfig.base(None), {"num_layers": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(TEXTS, TokenizerConfig(vocab_size=160))
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def made(request, tokenizer):
+    config, model, sizes = TASKS[request.param]
+    vocab_size = tokenizer.vocab_size + config.num_extra_ids(tokenizer)
+    model = replace(model, vocab_size=vocab_size, max_length=LENGTH, **SIZES, **sizes)
+    if not isinstance(model, GPTConfig):
+        model = replace(model, pad_id=tokenizer.pad_id)
+    task = config.build(tokenizer, model, BatchingConfig(rows=4))
+    return task, jax.jit(lambda: make_model(model, rngs=nnx.Rngs(0)))()
+
+
+def layout(task):
+    return task.layout(Store.of(task.encode(RECORDS)))
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_a_batch_is_a_function_of_the_seed_and_its_number(made):
+    task, _ = made
+    batches, again = Batches(layout(task), seed=3, multiple=2), Batches(layout(task), seed=3, multiple=2)
+    later = batches.per_epoch + 1
+    batches[0]
+    assert equal(batches[later], again[later])
+    assert not equal(batches[later], batches[later - 1])
+    assert not equal(batches[1], Batches(layout(task), seed=4, multiple=2)[1])
+
+
+def test_processes_make_their_parts_of_the_same_batch(made):
+    task, _ = made
+    whole = Batches(layout(task), multiple=2)[1]
+    parts = [Batches(layout(task), multiple=2, part=Part(index, 2))[1] for index in range(2)]
+    assert equal(whole, {name: np.concatenate([part[name] for part in parts]) for name in whole})
+
+
+def test_figures_do_not_depend_on_how_rows_are_batched(made):
+    task, model = made
+    figures = task.evaluate(model, RECORDS, ONE)
+    seen = []
+    again = replace(task, batching=BatchingConfig(rows=3)).evaluate(model, RECORDS, ONE, tick=seen.append)
+    assert figures == pytest.approx(again, rel=1e-5)
+    assert sum(seen) == len(RECORDS)
+
+
+def test_rows_that_only_fill_a_batch_up_weigh_nothing(made):
+    task, model = made
+    rows = layout(task)
+    some = min(2, rows.buckets[0].num_rows)
+    chance = lambda place: np.random.default_rng(place)  # noqa: E731
+    loss = jax.jit(jax.value_and_grad(lambda model, batch: task.loss(model, batch, None), has_aux=True))
+    (exact, weight), gradient = loss(model, rows.rows(0, np.arange(some), some, chance))
+    (filled, filled_weight), filled_gradient = loss(model, rows.rows(0, np.arange(some), some + 3, chance))
+    assert float(weight) == float(filled_weight) > 0
+    np.testing.assert_allclose(exact, filled, rtol=1e-5)
+    for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(filled_gradient), strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_allclose(one, other, atol=1e-4 * max(1, np.abs(one).max()))
+
+
+def test_every_weight_of_the_model_learns(made):
+    task, model = made
+    batch = next(batch for _, batch in Batches(layout(task)).once())
+    gradient = jax.jit(jax.grad(lambda model: task.loss(model, batch, None)[0]))(model)
+    idle = {
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(gradient)
+        if not np.abs(leaf).max() > 0
+    }
+    # Nothing is added to a softmax by what is the same for all keys, and one text does not need a pooler.
+    assert all(name.endswith("key/bias") or "pooler" in name or "next_sentence" in name for name in idle)
+
+
+def test_samples_name_their_input_first(made):
+    task, model = made
+    samples = task.samples(model, RECORDS[:3], ONE)
+    assert len(samples) == 3 and next(iter(samples[0])) == "text"
+    assert {tuple(sample) for sample in samples} <= {("text", "model"), ("text", "model", "reference")}
