@@ -136,19 +136,21 @@ class Tokenizer:
         """The text of each sequence of ids; special ones are left out."""
         return self._tokenizer.decode_batch([list(sequence) for sequence in ids], skip_special_tokens=True)
 
+    def vocabulary(self) -> list[str]:
+        """Each token as it is stored, by its id; "" for an id that has none."""
+        return [self._tokenizer.id_to_token(id) or "" for id in range(self.vocab_size)]
+
     def find(self, *tokens: str) -> int | None:
         """The id of the first of these tokens that there is."""
         return next((id for id in map(self._tokenizer.token_to_id, tokens) if id is not None), None)
 
     def continues(self) -> np.ndarray:
         """For each id, whether its token goes on with the word of the one before: "##ing", or "ing" without a space."""
-        vocabulary = self._tokenizer.get_vocab()
         prefix = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
-        found = np.zeros(self.vocab_size, bool)
-        for token, id in vocabulary.items():
-            inner = token.startswith(prefix) if prefix else not token.startswith(WORD_BEGINS)
-            found[id] = inner and id not in self._special_ids
-        return found
+        inner = [
+            token.startswith(prefix) if prefix else not token.startswith(WORD_BEGINS) for token in self.vocabulary()
+        ]
+        return np.array([is_inner and id not in self._special_ids for id, is_inner in enumerate(inner)])
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each id as its token, for people to see."""
