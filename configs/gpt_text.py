@@ -27,7 +27,7 @@ config = Config(
     tokenizer=TokenizerConfig(kind="characters", vocab_size=10_000),
     batching=BatchingConfig(rows=12),
     optimizer=OptimizerConfig(
-        schedule="cosine", peak=1e-3, warmup_steps=100, beta2=0.99, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0
+        schedule="cosine", peak=3e-3, warmup_steps=100, beta2=0.99, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0
     ),
     steps=2_000,
     evaluate_every=1_000,

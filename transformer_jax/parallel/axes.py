@@ -11,6 +11,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "ff": ("tensor",),
     "vocab": ("tensor",),
     "embed": ("fsdp",),
+    "experts": ("expert",),
 }
 """Mesh axes of each logical axis. An axis that is not named here, or not on the mesh, is whole on every device."""
 
