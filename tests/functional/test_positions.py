@@ -1,10 +1,12 @@
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.models import written_out
 from transformer_jax import functional as F
 
 
@@ -59,6 +61,40 @@ def test_rotary_turns_pairs_and_keeps_only_the_distance(variant):
     np.testing.assert_allclose(turned[jnp.array(pair)], [math.cos(2), math.sin(2)], atol=1e-6)
 
 
+def test_rotary_pairs_turn_ever_more_slowly():
+    np.testing.assert_allclose(F.rotary_frequencies(8, base=10_000.0), [1, 0.1, 0.01, 0.001], rtol=1e-6)
+    np.testing.assert_allclose(F.rotary_frequencies(4, base=100.0), [1, 0.1], rtol=1e-6)
+    # At position 3 the second of two pairs has turned by 3 * 0.1.
+    turned = F.rotary(jnp.array([[[[0.0, 1.0, 0.0, 0.0]]]]), jnp.array([[3]]), base=100.0)[0, 0, 0]
+    np.testing.assert_allclose(turned, [0, math.cos(0.3), 0, math.sin(0.3)], atol=1e-6)
+
+
+def test_linear_scaling_is_reading_at_a_slower_pace():
+    x = jax.random.normal(jax.random.key(0), (1, 3, 2, 8))
+    slow = F.rotary(x, jnp.array([[0, 8, 20]]), scaling=F.RotaryScaling("linear", 4.0))
+    np.testing.assert_allclose(slow, F.rotary(x, jnp.array([[0, 2, 5]])), atol=1e-5)
+
+
+def test_llama_slows_down_the_slow_pairs_only():
+    """By wavelengths, as Llama 3.1 says it: up to 8192 / 4 positions as ever, from 8192 on eight times as long."""
+    plain = np.asarray(F.rotary_frequencies(128, base=500_000.0), np.float64)
+    scaling = F.RotaryScaling("llama3", 8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=8192)
+    scaled = np.asarray(F.rotary_frequencies(128, base=500_000.0, scaling=scaling))
+    kinds = set()
+    for before, after in zip(plain, scaled, strict=True):
+        wavelength = 2 * math.pi / before
+        if wavelength <= 2048:
+            kind, expected = "fast", before
+        elif wavelength >= 8192:
+            kind, expected = "slow", before / 8
+        else:
+            share = (8192 / wavelength - 1) / (4 - 1)
+            kind, expected = "between", (1 - share) * before / 8 + share * before
+        kinds.add(kind)
+        assert after == pytest.approx(expected, rel=1e-4)
+    assert kinds == {"fast", "between", "slow"}
+
+
 def test_alibi_slopes_are_those_of_the_paper():
     np.testing.assert_allclose(F.alibi_slopes(8), [2.0**-i for i in range(1, 9)])
     np.testing.assert_allclose(F.alibi_slopes(1), [2.0**-8])
@@ -80,3 +116,36 @@ def test_positions_begin_anew_with_each_segment():
     segments = jnp.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1], [4, 5, 4, 4, 0, 0, 0, 1]])
     expected = [[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 1, 0, 1, 2, 0]]
     assert F.segment_positions(segments).tolist() == expected
+
+
+# Where each bucket of T5's 32 begins, up to distance 128: by hand, 8 * 2^(k/2) and 16 * 2^(3k/16), rounded up.
+TWO_SIDED = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+ONE_SIDED = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_buckets_of_t5(compiled):
+    buckets = partial(F.relative_buckets, num_buckets=32, max_distance=128)
+    two_sided, one_sided = (partial(buckets, two_sided=two_sided) for two_sided in (True, False))
+    if compiled:
+        two_sided, one_sided = jax.jit(two_sided), jax.jit(one_sided)
+    some = jnp.array([-1000, -128, -127, -64, -32, -16, -15, -8, -7, -1, 0, 1, 7, 8, 15, 16, 32, 64, 127, 128, 1000])
+    behind, ahead = [15, 15, 15, 14, 12, 10, 9, 8, 7, 1], [17, 23, 24, 25, 26, 28, 30, 31, 31, 31]
+    assert two_sided(some).tolist() == [*behind, 0, *ahead]
+    assert one_sided(some).tolist() == [31, 31, 31, 26, 21, 16, 15, 8, 7, 1, 0] + [0] * 10
+    # Logarithms that round would put 16, 32 and 64, where a bucket begins, into the one before.
+    distances = np.arange(1, 1001, dtype=np.int32)
+    assert two_sided(-distances).tolist() == (np.searchsorted(TWO_SIDED, distances, "right") - 1).tolist()
+    assert two_sided(distances).tolist() == (np.searchsorted(TWO_SIDED, distances, "right") + 15).tolist()
+    assert one_sided(-distances).tolist() == (np.searchsorted(ONE_SIDED, distances, "right") - 1).tolist()
+    assert not one_sided(distances).any()
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(8, 10), (16, 128), (32, 64), (64, 256)])
+@pytest.mark.parametrize("two_sided", [False, True])
+def test_buckets_are_those_that_integers_give(num_buckets, max_distance, two_sided):
+    options = {"num_buckets": num_buckets, "max_distance": max_distance, "two_sided": two_sided}
+    ahead = np.arange(-300, 301)
+    given = jax.jit(partial(F.relative_buckets, **options))(ahead)
+    assert given.tolist() == [written_out.bucket(int(distance), **options) for distance in ahead]
+    assert given.min() == 0 and given.max() == num_buckets - 1

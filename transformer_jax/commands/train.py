@@ -9,6 +9,7 @@ from transformer_jax.commands.attention import draw_attention
 from transformer_jax.training import Config, Run, train
 
 NUM_SAMPLES = 8
+SHOWN = 240  # characters of a text in the table
 READABLE = 120  # characters of a text whose tokens can still be told apart on the axes of a picture
 
 
@@ -36,5 +37,5 @@ def _samples(run: Run, model: Any) -> list[dict[str, str]]:
 def _print(samples: list[dict[str, str]]) -> None:
     table = Table(*samples[0], title="held-out samples", show_lines=any("\n" in text for text in samples[0].values()))
     for sample in samples:
-        table.add_row(*sample.values())
+        table.add_row(*(text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…" for text in sample.values()))
     Console(highlight=False).print(table, markup=False)

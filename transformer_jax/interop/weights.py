@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -120,7 +119,7 @@ class _Place:
         for layer, name in enumerate(self.tensors()):
             index, count = self.weight.part
             layers[layer] = self._ours(np.split(tensors[name].read(), count, self.axis)[index])
-        return jnp.asarray(layers if self._stacked else layers[0])
+        return jax.device_put(layers if self._stacked else layers[0])
 
     def write(self, layer: int) -> np.ndarray:
         """The part of a layer's tensor that this weight is."""
