@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ def from_pretrained(path_or_name: str | Path) -> Pretrained:
     tensors = _renamed(open_tensors(folder), family)
     config = family.read_config({**family.defaults, **fields}, tensors)
     model = load_weights(lambda: make_model(config, rngs=nnx.Rngs(0)), family.names(config), tensors, folder)
-    return Pretrained(model, config, load_tokenizer(folder))
+    return Pretrained(model, config, _tokenizer(folder))
 
 
 def save_pretrained(
@@ -85,6 +86,15 @@ def save_pretrained(
     partial_file = folder / "config.json.partial"
     partial_file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     partial_file.replace(folder / "config.json")
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer beside a checkpoint. One that cannot be used is no reason to do without the model."""
+    try:
+        return load_tokenizer(folder)
+    except UserError as error:
+        warnings.warn(f"the tokenizer in {folder} is left out: {error}", stacklevel=3)
+        return None
 
 
 def _family_of(config: ModelConfig) -> Family:
