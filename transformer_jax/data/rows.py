@@ -31,6 +31,10 @@ class BatchingConfig:
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1; got {value}")
 
+    def batch_rows(self, width: int) -> int:
+        """Rows of a batch whose rows have so many positions."""
+        return self.rows or max(1, self.tokens // width)
+
 
 class Rows:
     """A layout of examples, each a dict of named sequences of ids.
@@ -74,7 +78,7 @@ class Rows:
             self._members.append(members[inside[order]])
             self._ends.append(np.cumsum(np.bincount(row_of)))
             self._widths.append(widths)
-            self.buckets.append(Bucket(len(self._ends[-1]), config.rows or max(1, config.tokens // int(widths.max()))))
+            self.buckets.append(Bucket(len(self._ends[-1]), config.batch_rows(int(widths.max()))))
         positions = sum(int(widths.sum()) * n for widths, (n, _) in zip(self._widths, self.buckets, strict=True))
         self.padding = 1 - int(lengths.sum()) / max(positions, 1)
         """The share of positions that hold padding."""

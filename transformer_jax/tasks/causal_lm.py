@@ -22,7 +22,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.functional import cross_entropy
 from transformer_jax.models import GPT, GPTConfig
 from transformer_jax.parallel import Strategy
-from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, sum_over
+from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, loss_and_perplexity, sum_over
 
 BATCH = 32  # texts continued at once
 WIDTH = 16  # prompts are padded to a multiple of it, so that lengths share shapes
@@ -80,7 +80,7 @@ class CausalLM:
 
     def layout(self, examples: Store) -> Chunks:
         """The documents one after the other, in rows of the length that the model reads."""
-        rows = self.batching.rows or max(1, self.batching.tokens // self.max_length)
+        rows = self.batching.batch_rows(self.max_length)
         return Chunks(examples, length=self.max_length, batch_rows=rows, pad_id=self.tokenizer.pad_id)
 
     def loss(self, model: GPT, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Sums:
@@ -106,11 +106,10 @@ class CausalLM:
         self, model: GPT, records: Sequence[Document], strategy: Strategy, *, tick: Tick = lambda done: None
     ) -> Figures:
         """Loss and perplexity per token over every token once; bits per byte and character if none is unknown."""
-        examples = Store.of(self.encode([records[i] for i in range(len(records))]))
+        examples = Store.of(self.encode(list(records)))
         layout = self.layout(examples)
         sums = sum_over(self, model, layout, strategy, num_records=len(records), tick=tick)
-        total, loss = sums["loss"], sums["loss"] / max(sums["tokens"], 1)
-        figures: Figures = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        total, figures = sums["loss"], loss_and_perplexity(sums)
         if self.tokenizer.unknown_id is None or not (examples.ids["text"] == self.tokenizer.unknown_id).any():
             texts = [record["text"] for record in records]
             figures["bits_per_byte"] = total / math.log(2) / max(sum(len(text.encode()) for text in texts), 1)

@@ -1,6 +1,5 @@
 """Span corruption: write the spans that were left out of a text, as T5 is trained (Raffel et al. 2020, 3.1.4)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from transformer_jax.functional import cross_entropy
 from transformer_jax.models import T5, T5Config
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks.span_corruption import corrupt_spans, lengths_for, noise_mask
-from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, sum_over
+from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, first_rows, loss_and_perplexity, sum_over
 
 MARK = "<extra_id_{}>"  # what T5 calls its sentinels
 
@@ -114,11 +113,9 @@ class Denoising:
         self, model: T5, records: Sequence[Document], strategy: Strategy, *, tick: Tick = lambda done: None
     ) -> Figures:
         """Loss, perplexity and accuracy per target token over every token once."""
-        layout = self.layout(Store.of(self.encode([records[i] for i in range(len(records))])))
+        layout = self.layout(Store.of(self.encode(list(records))))
         sums = sum_over(self, model, layout, strategy, num_records=len(records), tick=tick)
-        loss = sums["loss"] / max(sums["tokens"], 1)
-        match = sums["right"] / max(sums["tokens"], 1)
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "token_match": match}
+        return loss_and_perplexity(sums) | {"token_match": sums["right"] / max(sums["tokens"], 1)}
 
     def faults(self, texts: Sequence[str]) -> list[str | None]:
         """What keeps the gaps of each text from being filled, if anything does."""
@@ -138,9 +135,8 @@ class Denoising:
 
     def samples(self, model: T5, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
         """Texts with gaps, what the model writes for these, and what was there."""
-        layout = self.layout(Store.of(self.encode(records)))
-        count = min(len(records), layout.buckets[0].num_rows)
-        batch = layout.rows(0, np.arange(count), count, lambda place: np.random.default_rng((0, place)))
+        batch = first_rows(self.layout(Store.of(self.encode(records))), len(records))
+        count = len(batch["source"])
         tokens, lengths = map(np.asarray, _search(model, batch["source"], task=self))
         return [
             {
@@ -214,7 +210,7 @@ class _CorruptedRows:
 
     def __init__(self, store: Store, task: Denoising):
         self._task = task
-        batch_rows = task.batching.rows or max(1, task.batching.tokens // task.max_length)
+        batch_rows = task.batching.batch_rows(task.max_length)
         self._chunks = Chunks(
             store, length=task.num_tokens, batch_rows=batch_rows, pad_id=task.tokenizer.pad_id, overlap=0
         )

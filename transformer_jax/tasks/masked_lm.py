@@ -1,6 +1,5 @@
 """Masked language modelling with next-sentence prediction, as BERT is trained (Devlin et al. 2019, section 3.1)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +17,17 @@ from transformer_jax.functional import cross_entropy
 from transformer_jax.models import Bert, BertConfig
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks.sentence_rows import SentenceRows, SentenceRowsConfig
-from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, as_arrays, sum_over
+from transformer_jax.tasks.task import (
+    Figures,
+    Sums,
+    Tick,
+    Watched,
+    as_arrays,
+    first_rows,
+    listed,
+    loss_and_perplexity,
+    sum_over,
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class MaskedLM:
         tokenizer = self.tokenizer
         config = SentenceRowsConfig(
             length=self.max_length,
-            batch_rows=self.batching.rows or max(1, self.batching.tokens // self.max_length),
+            batch_rows=self.batching.batch_rows(self.max_length),
             max_predictions=self.max_predictions,
             rate=self.config.rate,
             pairs=self.config.next_sentence,
@@ -115,10 +124,9 @@ class MaskedLM:
         self, model: Bert, records: Sequence[Document], strategy: Strategy, *, tick: Tick = lambda done: None
     ) -> Figures:
         """Loss and accuracy of the masked tokens, and of the pairs, over every document once."""
-        layout = self.layout(Store.of(self.encode([records[i] for i in range(len(records))])))
+        layout = self.layout(Store.of(self.encode(list(records))))
         sums = sum_over(self, model, layout, strategy, num_records=len(records), tick=tick)
-        loss = sums["loss"] / max(sums["tokens"], 1)
-        figures: Figures = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        figures = loss_and_perplexity(sums)
         figures["masked_match"] = sums["right"] / max(sums["tokens"], 1)
         if self.config.next_sentence:
             figures["pair_loss"] = sums["pair_loss"] / max(sums["pairs"], 1)
@@ -139,16 +147,18 @@ class MaskedLM:
 
     def samples(self, model: Bert, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
         """Some of the texts with tokens masked, what the model takes these for, and what they are."""
-        layout = self.layout(Store.of(self.encode(records)))
-        count = min(len(records), layout.buckets[0].num_rows)
-        batch = layout.rows(0, np.arange(count), count, lambda place: np.random.default_rng((0, place)))
+        batch = first_rows(self.layout(Store.of(self.encode(records))), len(records))
+        count = len(batch["ids"])
         logits = model.masked_lm(_take(self._hidden(model, as_arrays(batch)), jnp.asarray(batch["places"])))
         guesses = np.asarray(jnp.argmax(logits[:, :, : self.tokenizer.vocab_size], axis=-1))
         rows = []
         for row in range(count):
             chosen = batch["weights"][row] > 0
             shown = batch["ids"][row][batch["valid"][row]]
-            names = (self._shown(shown), *(self._list(ids[row][chosen]) for ids in (guesses, batch["labels"])))
+            names = (
+                self._shown(shown),
+                *(listed(self.tokenizer, ids[row][chosen]) for ids in (guesses, batch["labels"])),
+            )
             rows.append(dict(zip(("text", "model", "reference"), names, strict=True)))
         return rows
 
@@ -204,9 +214,6 @@ class MaskedLM:
         pieces = np.split(ids, np.flatnonzero(ids == self.mask_id))
         texts = self.tokenizer.decode([piece[piece != self.mask_id] for piece in pieces])
         return "[MASK]".join(texts)
-
-    def _list(self, ids: np.ndarray) -> str:
-        return " · ".join(text.strip() for text in self.tokenizer.decode([[id] for id in ids]))
 
 
 def _take(hidden: Array, places: Array) -> Array:

@@ -1,6 +1,5 @@
 """Permutation language modelling: tokens in any order, as XLNet is trained (Yang et al. 2019, sections 2.2 to 2.4)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +19,17 @@ from transformer_jax.functional import cross_entropy
 from transformer_jax.models import XLNet, XLNetConfig
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks.permutation import permutation_masks, sample_targets
-from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, as_arrays, sum_over
+from transformer_jax.tasks.task import (
+    Figures,
+    Sums,
+    Tick,
+    Watched,
+    as_arrays,
+    first_rows,
+    listed,
+    loss_and_perplexity,
+    sum_over,
+)
 
 FUNCTIONAL = 2  # tokens after a text: its end, and the one that stands for all of it
 WHOLE = 2  # the type of the latter
@@ -91,11 +100,9 @@ class PermutationLM:
         self, model: XLNet, records: Sequence[Document], strategy: Strategy, *, tick: Tick = lambda done: None
     ) -> Figures:
         """Loss, perplexity and accuracy per predicted token over every text once."""
-        layout = self.layout(Store.of(self.encode([records[i] for i in range(len(records))])))
+        layout = self.layout(Store.of(self.encode(list(records))))
         sums = sum_over(self, model, layout, strategy, num_records=len(records), tick=tick)
-        loss = sums["loss"] / max(sums["tokens"], 1)
-        match = sums["right"] / max(sums["tokens"], 1)
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "token_match": match}
+        return loss_and_perplexity(sums) | {"token_match": sums["right"] / max(sums["tokens"], 1)}
 
     def faults(self, texts: Sequence[str]) -> list[str | None]:
         """An XLNet that predicts in any order writes nothing by itself."""
@@ -107,14 +114,13 @@ class PermutationLM:
 
     def samples(self, model: XLNet, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
         """Texts, some of their tokens as the model predicts them, and as they are."""
-        layout = self.layout(Store.of(self.encode(records)))
-        count = min(len(records), layout.buckets[0].num_rows)
-        batch = layout.rows(0, np.arange(count), count, lambda place: np.random.default_rng((0, place)))
+        batch = first_rows(self.layout(Store.of(self.encode(records))), len(records))
+        count = len(batch["ids"])
         guesses = np.asarray(jnp.argmax(self._logits(model, as_arrays(batch), None), -1))
         rows = []
         for row in range(count):
             chosen = batch["weights"][row] > 0
-            words = [self._list(ids[row][chosen]) for ids in (guesses, batch["labels"])]
+            words = [listed(self.tokenizer, ids[row][chosen]) for ids in (guesses, batch["labels"])]
             rows.append(
                 {"text": self.tokenizer.decode([batch["ids"][row]])[0], "model": words[0], "reference": words[1]}
             )
@@ -140,16 +146,13 @@ class PermutationLM:
         right = jnp.sum((jnp.argmax(logits, -1) == batch["labels"]) * batch["weights"])
         return {"loss": total, "tokens": weight, "right": right}
 
-    def _list(self, ids: np.ndarray) -> str:
-        return " · ".join(text.strip() for text in self.tokenizer.decode([[id] for id in ids]))
-
 
 class _PermutedRows:
     """A layout of documents one after the other: rows of text, end and whole, in an order of chance."""
 
     def __init__(self, store: Store, task: PermutationLM):
         self._task = task
-        batch_rows = task.batching.rows or max(1, task.batching.tokens // task.max_length)
+        batch_rows = task.batching.batch_rows(task.max_length)
         length = task.max_length - FUNCTIONAL
         self._chunks = Chunks(store, length=length, batch_rows=batch_rows, pad_id=task.tokenizer.pad_id, overlap=0)
         self.buckets: list[Bucket] = self._chunks.buckets

@@ -1,11 +1,13 @@
 """What every task says of itself."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key
 
 from transformer_jax.data.batches import Batch, Batches, Layout
@@ -64,6 +66,23 @@ class Task(Protocol):
 
     def attention(self, model: Any, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
         """What the model writes for a text, if it writes, and what it attends to."""
+
+
+def loss_and_perplexity(sums: Mapping[str, float]) -> Figures:
+    """The loss per token, and what it is the logarithm of."""
+    loss = sums["loss"] / max(sums["tokens"], 1)
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+
+
+def first_rows(layout: Layout, count: int) -> Batch:
+    """The first rows of a layout, at most so many, as `samples` shows them."""
+    count = min(count, layout.buckets[0].num_rows)
+    return layout.rows(0, np.arange(count), count, lambda place: np.random.default_rng((0, place)))
+
+
+def listed(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    """Tokens one beside the other, for people."""
+    return " · ".join(text.strip() for text in tokenizer.decode([[id] for id in ids]))
 
 
 def as_arrays(batch: Batch) -> dict[str, Array]:
