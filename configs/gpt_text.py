@@ -21,6 +21,7 @@ config = Config(
         max_length=64,
         dropout_rate=0.0,
         attention_dropout_rate=0.0,
+        unroll=4,
     ),
     data=Text(),
     task=CausalLMConfig(separate=False, temperature=0.8),

@@ -199,7 +199,7 @@ class Noise(nnx.Module):
 
 
 def test_layers_and_rows_drop_other_units():
-    stack = Stack(Noise, 3, rematerialize=False, rngs=nnx.Rngs(0))
+    stack = Stack(Noise, 3, rngs=nnx.Rngs(0))
     keys = jax.random.split(jax.random.key(0), 2)
     _, noise = stack(lambda block, x, _, key: (x, block(key)), jnp.zeros((2, 1, 2)), dropout_key=keys)
     masks = np.asarray(noise).reshape(6, -1) == 0
@@ -296,7 +296,7 @@ class Scale(nnx.Module):
 
 
 def test_several_streams_go_through_a_stack_and_each_layer_has_its_part():
-    stack = Stack(Scale, 4, rematerialize=False, rngs=nnx.Rngs(0))
+    stack = Stack(Scale, 4, rngs=nnx.Rngs(0))
     streams = {"a": vectors(2, 5, 3), "b": vectors(2, 1, 3, seed=1)}
     parts = vectors(4, 1, 1, 3, seed=2)
 
@@ -334,3 +334,16 @@ def test_what_is_computed_again_gives_the_same_gradients():
         return str(jax.make_jaxpr(gradient)(stack)).count("tanh")
 
     assert num_tanh(again) == num_tanh(kept) + 1
+
+
+def test_layers_compiled_as_one_piece_compute_the_same():
+    x, keys = vectors(2, 5, 3), jax.random.split(jax.random.key(0), 2)
+
+    @jax.jit
+    def run(stack):
+        return stack(lambda block, x, _, key: (F.dropout(block(x), 0.5, key), x), x, dropout_key=keys)
+
+    one, two = (Stack(Scale, 3, unroll=unroll, rngs=nnx.Rngs(0)) for unroll in (1, 2))
+    for a, b in zip(jax.tree.leaves(run(one)), jax.tree.leaves(run(two)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert str(jax.make_jaxpr(run)(two)).count("unroll=2") == 1

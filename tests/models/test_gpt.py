@@ -234,7 +234,6 @@ def test_ids_outside_the_vocabulary(ids):
 def test_compiles_the_same_program_for_every_depth(ids):
     shallow, deep = (program(GPT.__call__, replace(LLAMA, num_layers=depth), ids) for depth in (2, 24))
     assert shallow == deep
-    assert abstract(replace(LLAMA, rematerialize=True)).decoder.rematerialize
 
 
 def test_dropout_needs_keys_and_differs_between_rows(ids):

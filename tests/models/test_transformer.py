@@ -93,12 +93,6 @@ def test_compiles_the_same_program_for_every_depth():
     assert equations(2) == equations(12)
 
 
-def test_both_stacks_are_rematerialized_when_the_config_says_so():
-    for rematerialize in (False, True):
-        model = abstract(replace(tiny.CONFIG, rematerialize=rematerialize))
-        assert model.encoder.rematerialize == model.decoder.rematerialize == rematerialize
-
-
 def test_every_parameter_names_its_axes():
     parameters = jax.tree.leaves(abstract(tiny.CONFIG), is_leaf=lambda x: isinstance(x, nnx.Param))
     assert len(parameters) == 43

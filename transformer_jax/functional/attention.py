@@ -1,5 +1,6 @@
 """Attention: a weighted mean of values, the weights a softmax of how well each query fits each key."""
 
+from functools import partial
 from typing import Literal
 
 import jax.numpy as jnp
@@ -85,12 +86,7 @@ def additive_attention(
 
 
 def _reference(query, key, value, mask, bias, scale, dropout_rate, dropout_key, return_weights) -> Attended:
-    num_rows, num_queries, num_heads, head_size = query.shape
-    shared = key.shape[2]
-    grouped = (query * scale).reshape(num_rows, num_queries, shared, num_heads // shared, head_size)
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, key, preferred_element_type=wide)
-    scores = scores.reshape(num_rows, num_heads, num_queries, key.shape[1])
+    scores = _scores(query * scale, key)
     return _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights)
 
 
@@ -104,12 +100,28 @@ def _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights
     allowed = None if mask is None else as_mask(mask).array(*scores.shape[-2:])
     weights = softmax(scores, allowed).astype(value.dtype)
     kept = dropout(weights, dropout_rate, dropout_key)
-    num_rows, num_heads, num_queries, num_keys = weights.shape
-    shared = value.shape[2]
-    grouped = kept.reshape(num_rows, shared, num_heads // shared, num_queries, num_keys)
-    context = jnp.einsum("BKGTS,BSKV->BTKGV", grouped, value)
-    context = context.reshape(num_rows, num_queries, num_heads, value.shape[-1])
+    context = _mean(kept, value)
     return (context, weights) if return_weights else context
+
+
+def _scores(query: Float[Array, "B T N H"], key: Float[Array, "B S K H"]) -> Float[Array, "B N T S"]:
+    """QK^T, in float32 at least."""
+    einsum = partial(jnp.einsum, preferred_element_type=jnp.promote_types(query.dtype, jnp.float32))
+    (num_rows, num_queries, num_heads, size), shared = query.shape, key.shape[2]
+    if num_heads == shared:
+        return einsum("BTNH,BSNH->BNTS", query, key)
+    grouped = query.reshape(num_rows, num_queries, shared, num_heads // shared, size)
+    return einsum("BTKGH,BSKH->BKGTS", grouped, key).reshape(num_rows, num_heads, num_queries, key.shape[1])
+
+
+def _mean(weights: Float[Array, "B N T S"], value: Float[Array, "B S K V"]) -> Float[Array, "B T N V"]:
+    """The mean of the values by these weights."""
+    (num_rows, num_heads, num_queries, num_keys), shared = weights.shape, value.shape[2]
+    if num_heads == shared:
+        return jnp.einsum("BNTS,BSNV->BTNV", weights, value)
+    grouped = weights.reshape(num_rows, shared, num_heads // shared, num_queries, num_keys)
+    context = jnp.einsum("BKGTS,BSKV->BTKGV", grouped, value)
+    return context.reshape(num_rows, num_queries, num_heads, value.shape[-1])
 
 
 def _check(query: Array, key: Array, value: Array, *, same_size: bool = True) -> None:

@@ -17,16 +17,31 @@ Hidden = TypeVar("Hidden", bound=PyTree[Float[Array, "B T D"]])
 
 
 class Stack(nnx.Module, Generic[BlockType]):
-    """`num_layers` blocks one after the other. `blocks` is one block whose weights have a leading layer axis."""
+    """`num_layers` blocks one after the other. `blocks` is one block whose weights have a leading layer axis.
+
+    Args:
+        make_block: draws one block.
+        num_layers: how many.
+        rematerialize: compute each layer's activations again in the backward pass instead of keeping them.
+        unroll: layers that are compiled as one piece.
+        rngs: where the blocks are drawn from.
+    """
 
     def __init__(
-        self, make_block: Callable[[nnx.Rngs], BlockType], num_layers: int, *, rematerialize: bool, rngs: nnx.Rngs
+        self,
+        make_block: Callable[[nnx.Rngs], BlockType],
+        num_layers: int,
+        *,
+        rematerialize: bool = False,
+        unroll: int = 1,
+        rngs: nnx.Rngs,
     ):
         keys = jax.random.split(rngs.params(), num_layers)
         blocks = jax.vmap(lambda key: make_block(nnx.Rngs(key)))(keys)
         self.blocks: BlockType = jax.tree.map(_name_layer_axis, blocks, is_leaf=is_parameter)
         self.num_layers = num_layers
         self.rematerialize = rematerialize
+        self.unroll = unroll
 
     def __call__(
         self,
@@ -53,7 +68,7 @@ class Stack(nnx.Module, Generic[BlockType]):
             step = jax.checkpoint(step)
         keys = split(dropout_key, self.num_layers)
         stacked = None if dropout_key is None else jnp.stack(keys)  # type: ignore[arg-type]
-        return jax.lax.scan(step, _constrain(x), (self.blocks, per_layer, stacked))
+        return jax.lax.scan(step, _constrain(x), (self.blocks, per_layer, stacked), unroll=self.unroll)
 
 
 def _constrain(x: Hidden) -> Hidden:

@@ -6,8 +6,8 @@ from transformer_jax.errors import UserError
 
 
 def check_sizes(config: Any, *names: str) -> None:
-    """Raise unless these are all at least 1, or None."""
-    for name in names:
+    """Raise unless these, and `unroll`, are all at least 1, or None."""
+    for name in (*names, "unroll"):
         if getattr(config, name) is not None and getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1; got {getattr(config, name)}")
 

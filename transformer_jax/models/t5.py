@@ -77,6 +77,8 @@ class T5Config:
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
     rematerialize: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them."""
+    unroll: int = 1
+    """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
     def __post_init__(self):
         names = ("d_model", "num_heads", "head_size", "d_ff", "num_encoder_layers", "num_decoder_layers", "max_length")
@@ -275,7 +277,9 @@ class _T5Stack(nnx.Module):
 
         axes = {"buckets": config.num_buckets, "heads": config.num_heads}
         self.distance_bias = parameter(rngs, axes, normal(config.d_model**-0.5), decay=False)
-        self.layers: Stack[Block] = Stack(block, num_layers, rematerialize=config.rematerialize, rngs=rngs)
+        self.layers: Stack[Block] = Stack(
+            block, num_layers, rematerialize=config.rematerialize, unroll=config.unroll, rngs=rngs
+        )
         self.norm = RMSNorm(config.d_model, config.norm_epsilon, rngs=rngs)
         self.config, self.is_decoder = config, decoder
 

@@ -87,6 +87,8 @@ class TransformerConfig:
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
     rematerialize: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them."""
+    unroll: int = 1
+    """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
     def __post_init__(self):
         check_sizes(self, "d_model", "num_heads", "d_ff", "num_encoder_layers", "num_decoder_layers", "max_length")
@@ -316,4 +318,4 @@ def _stack(config: TransformerConfig, num_layers: int, *, cross_attention: bool,
             dropout_rate=config.dropout_rate,
         )
 
-    return Stack(block, num_layers, rematerialize=config.rematerialize, rngs=rngs)
+    return Stack(block, num_layers, rematerialize=config.rematerialize, unroll=config.unroll, rngs=rngs)

@@ -72,6 +72,8 @@ class XLNetConfig:
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
     rematerialize: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them."""
+    unroll: int = 1
+    """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
     def __post_init__(self):
         names = ("d_model", "num_heads", "d_ff", "num_layers", "max_length", "memory_length", "max_distance")
@@ -322,4 +324,4 @@ def _stack(config: XLNetConfig, *, rngs: nnx.Rngs) -> Stack[RelativeBlock]:
             dropout_rate=dropout_rate,
         )
 
-    return Stack(block, config.num_layers, rematerialize=config.rematerialize, rngs=rngs)
+    return Stack(block, config.num_layers, rematerialize=config.rematerialize, unroll=config.unroll, rngs=rngs)
