@@ -245,6 +245,8 @@ CASES = {
         transformers.GPT2LMHeadModel, GPT2 | {"n_layer": 3, "n_inner": None, "tie_word_embeddings": False}, TEXTS
     ),
     "gpt2_sharded": Case(transformers.GPT2LMHeadModel, GPT2, TEXTS, save=save_in_shards),
+    "gpt2_untied_model": Case(transformers.GPT2Model, GPT2 | {"tie_word_embeddings": False}, TEXTS, HIDDEN),
+    "llama_model": Case(transformers.LlamaModel, LLAMA, TEXTS, HIDDEN),
     "llama_grouped": Case(transformers.LlamaForCausalLM, LLAMA, TEXTS),
     "llama_biased": Case(
         transformers.LlamaForCausalLM,
@@ -275,6 +277,8 @@ CASES = {
     "t5_v1_1_tied": Case(transformers.T5ForConditionalGeneration, T5_V1_1, translated(0)),
     "t5_odd": Case(transformers.T5ForConditionalGeneration, ODD_T5, translated(3, LONG, LONG_TARGET)),
     "t5_bin": Case(transformers.T5ForConditionalGeneration, T5, translated(0), save=save_as_bin),
+    "t5_model": Case(transformers.T5Model, T5_V1_1, translated(0), HIDDEN),
+    "t5_encoder": Case(transformers.T5EncoderModel, T5_V1_1, TEXTS, HIDDEN),
     "xlnet_model": Case(transformers.XLNetModel, XLNET, XLNET_TEXTS, HIDDEN),
     "xlnet_lm": Case(transformers.XLNetLMHeadModel, XLNET, XLNET_TEXTS),
     "xlnet_permuted": Case(transformers.XLNetLMHeadModel, XLNET, PERMUTED),
@@ -285,6 +289,7 @@ CASES = {
         transformers.XLNetLMHeadModel, XLNET | {"clamp_len": 2, "n_layer": 3, "ff_activation": "relu"}, XLNET_TEXTS
     ),
     "xlnet_one_sided": Case(transformers.XLNetLMHeadModel, XLNET | {"attn_type": "uni"}, UNPADDED),
+    "marian_model": Case(transformers.MarianModel, MARIAN, translated(VOCAB - 1), HIDDEN),
     "marian_shared": Case(transformers.MarianMTModel, MARIAN, translated(VOCAB - 1)),
     "marian_own_tables": Case(transformers.MarianMTModel, MARIAN | OWN_TABLES, translated(VOCAB - 1)),
     "marian_untied": Case(

@@ -84,6 +84,11 @@ def require_config(config: Any, kind: str, **values: Any) -> None:
             )
 
 
+def has_head(json: Json, found: Mapping[str, Tensor], *, bare: str, tied: bool) -> bool:
+    """Whether a model has an output layer: all have but a bare one, and even that if its embedding serves as one."""
+    return tied or "lm_head.weight" in found or json.get("architectures") != [bare]
+
+
 def linear(ours: str, theirs: str, *, bias: bool = True) -> dict[str, Weight]:
     """A linear map: its weight and its bias."""
     weights = {f"{ours}.weight": Weight(f"{theirs}.weight")}

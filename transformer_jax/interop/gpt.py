@@ -10,6 +10,7 @@ from transformer_jax.interop.family import (
     Family,
     Json,
     blocks,
+    has_head,
     norm,
     read_fields,
     require,
@@ -134,13 +135,14 @@ def _llama_names(config: GPTConfig) -> Names:
 def _with_output(config: GPTConfig, weights: dict[str, Weight], embedding: str) -> Names:
     if config.tie_embeddings:
         return Names(weights, {"lm_head.weight": embedding})
-    return Names(weights | table("output", "lm_head"))
+    return Names(weights | table("output", "lm_head") if config.lm_head else weights)
 
 
 def _read_gpt2(json: Json, found: Mapping[str, Tensor]) -> GPTConfig:
     require(json, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     return GPTConfig(
         **read_fields(json, GPT2_FIELDS),
+        lm_head=has_head(json, found, bare="GPT2Model", tied=json["tie_word_embeddings"]),
         d_ff=json["n_inner"] or 4 * json["n_embd"],
         gated=False,
         norm="layer",
@@ -162,7 +164,8 @@ def _write_gpt2(config: GPTConfig) -> dict[str, Any]:
         size_of_head=config.d_model // config.num_heads,
         num_key_heads=config.num_heads if config.num_key_heads else None,
     )
-    rest = {"architectures": ["GPT2LMHeadModel"], "n_inner": config.d_ff, "embd_pdrop": config.dropout_rate}
+    architecture = "GPT2LMHeadModel" if config.lm_head else "GPT2Model"
+    rest = {"architectures": [architecture], "n_inner": config.d_ff, "embd_pdrop": config.dropout_rate}
     return write_fields(config, GPT2_FIELDS) | rest
 
 
@@ -178,6 +181,7 @@ def _read_llama(json: Json, found: Mapping[str, Tensor]) -> GPTConfig:
         scaling = RotaryScaling(kind, **{ours: rope[theirs] for ours, theirs in fields.items() if theirs in rope})
     return GPTConfig(
         **read_fields(json, LLAMA_FIELDS),
+        lm_head=has_head(json, found, bare="LlamaModel", tied=json["tie_word_embeddings"]),
         dropout_rate=0.0,
         gated=True,
         norm="rms",
@@ -194,7 +198,7 @@ def _write_llama(config: GPTConfig) -> dict[str, Any]:
     if scaling is not None:
         rope |= {theirs: getattr(scaling, ours) for ours, theirs in SCALING[scaling.kind].items()}
     return write_fields(config, LLAMA_FIELDS) | {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": ["LlamaForCausalLM" if config.lm_head else "LlamaModel"],
         "num_key_value_heads": config.num_key_heads or config.num_heads,
         "head_dim": config.size_of_head,
         "rope_theta": config.rotary_base,

@@ -76,12 +76,15 @@ CROSS = {
 }
 FIXED = {"positions": "sinusoidal", "sinusoids": "halved", "position_start": 0, "norm": "post", "norm_epsilon": 1e-5}
 """What all Marian models have."""
+BARE = "MarianModel"
+"""What has no bias of the logits."""
 
 
 def _names(config: TransformerConfig) -> Names:
     weights = blocks("encoder.blocks", "model.encoder.layers.{layer}", BLOCK)
     weights |= blocks("decoder.blocks", "model.decoder.layers.{layer}", BLOCK | CROSS)
-    weights["output_bias"] = Weight("final_logits_bias", "row")
+    if config.output_bias:
+        weights["output_bias"] = Weight("final_logits_bias", "row")
     copies: dict[str, str] = {}
     if config.tie_embeddings == "all":
         weights |= table("embedding", "model.shared")
@@ -117,14 +120,14 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> TransformerConfig:
         vocab_size=target_size,
         source_vocab_size=None if shared else json["vocab_size"],
         tie_embeddings="all" if shared else "target" if tied else "none",
-        output_bias=True,
+        output_bias="final_logits_bias" in found or json.get("architectures") != [BARE],
     )
 
 
 def _write(config: TransformerConfig) -> dict[str, Any]:
-    require_config(config, "Marian", **FIXED, output_bias=True, experts=None)
+    require_config(config, "Marian", **FIXED, experts=None)
     return write_fields(config, FIELDS) | {
-        "architectures": ["MarianMTModel"],
+        "architectures": ["MarianMTModel" if config.output_bias else BARE],
         "vocab_size": config.source_vocab_size or config.vocab_size,
         "decoder_vocab_size": config.vocab_size,
         "decoder_attention_heads": config.num_heads,

@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.errors import UserError
-from transformer_jax.interop.family import Family, Json, blocks, norm, read_fields, require_config, table, write_fields
+from transformer_jax.interop.family import (
+    Family,
+    Json,
+    blocks,
+    has_head,
+    norm,
+    read_fields,
+    require_config,
+    table,
+    write_fields,
+)
 from transformer_jax.interop.torch_bin import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.t5 import T5Config
@@ -57,7 +67,7 @@ UNREAD = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 
 def _names(config: T5Config) -> Names:
     weights = table("embedding", "shared")
-    for side, last in (("encoder", 1), ("decoder", 2)):
+    for side, last in (("encoder", 1), ("decoder", 2))[: 2 if config.num_decoder_layers else 1]:
         ours, theirs = f"{side}.layers.blocks", f"{side}.block.{{layer}}.layer"
         inward = {"feed_forward.input": "wi"}
         if config.gated:
@@ -68,11 +78,13 @@ def _names(config: T5Config) -> Names:
         table_name = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         weights[f"{side}.distance_bias"] = Weight(table_name, "as_is")
         weights |= norm(f"{side}.norm", f"{side}.final_layer_norm", bias=False)
-    weights |= _attention("decoder.layers.blocks.cross_attention", "decoder.block.{layer}.layer.1", "EncDecAttention")
+    if config.num_decoder_layers:
+        cross = ("decoder.layers.blocks.cross_attention", "decoder.block.{layer}.layer.1", "EncDecAttention")
+        weights |= _attention(*cross)
     copies = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
     if config.tie_embeddings:
         return Names(weights, copies | {"lm_head.weight": "shared.weight"}, unread=UNREAD)
-    return Names(weights | table("output", "lm_head"), copies, unread=UNREAD)
+    return Names(weights | table("output", "lm_head") if config.lm_head else weights, copies, unread=UNREAD)
 
 
 def _attention(ours: str, theirs: str, kind: str) -> dict[str, Weight]:
@@ -88,13 +100,16 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> T5Config:
     activation, gated = ACTIVATIONS[json["feed_forward_proj"]]
     said = json.get("tie_word_embeddings", True)
     fields = read_fields(json, FIELDS)
-    fields["num_decoder_layers"] = fields["num_decoder_layers"] or json["num_layers"]
+    encoder_alone = json.get("architectures") == ["T5EncoderModel"]
+    fields["num_decoder_layers"] = 0 if encoder_alone else fields["num_decoder_layers"] or json["num_layers"]
+    tied = said and not encoder_alone and _equal(found, "lm_head.weight", "shared.weight")
     return T5Config(
         **fields,
+        lm_head=not encoder_alone and has_head(json, found, bare="T5Model", tied=tied),
         activation=activation,  # type: ignore[arg-type]
         gated=gated,
         # What older versions call tied is that the output is scaled; newer ones call everything tied. The tensors know.
-        tie_embeddings=said and _equal(found, "lm_head.weight", "shared.weight"),
+        tie_embeddings=tied,
         scale_output=json.get("scale_decoder_outputs", said),
         max_length=json["n_positions"],
     )
@@ -106,17 +121,19 @@ def _equal(found: Mapping[str, Tensor], first: str, second: str) -> bool:
 
 def _write(config: T5Config) -> dict[str, Any]:
     require_config(config, "T5", experts=None)
+    architecture = "T5EncoderModel" if not config.num_decoder_layers else "T5Model"
+    architecture = "T5ForConditionalGeneration" if config.lm_head else architecture
     for name, value in ACTIVATIONS.items():
         if value == (config.activation, config.gated):
             return write_fields(config, FIELDS) | {
-                "architectures": ["T5ForConditionalGeneration"],
+                "architectures": [architecture],
                 "feed_forward_proj": name,
                 "tie_word_embeddings": config.tie_embeddings or config.scale_output,
                 "scale_decoder_outputs": config.scale_output,
                 "n_positions": config.max_length,
                 "decoder_start_token_id": config.pad_id,
                 "eos_token_id": 1,
-                "is_encoder_decoder": True,
+                "is_encoder_decoder": config.num_decoder_layers > 0,
             }
     raise UserError(f"activation={config.activation!r} with gated={config.gated} has no name in transformers")
 

@@ -6,9 +6,10 @@ from flax import nnx
 
 from transformer_jax.models.bert import Bert, BertConfig
 from transformer_jax.models.decoding_state import DecodingState
+from transformer_jax.models.encoder_decoder import AttentionWeights
 from transformer_jax.models.gpt import GPT, GPTConfig
 from transformer_jax.models.t5 import T5, T5Config
-from transformer_jax.models.transformer import AttentionWeights, Transformer, TransformerConfig
+from transformer_jax.models.transformer import Transformer, TransformerConfig
 from transformer_jax.models.xlnet import XLNet, XLNetConfig
 
 ModelConfig = TransformerConfig | BertConfig | GPTConfig | T5Config | XLNetConfig

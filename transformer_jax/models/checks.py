@@ -19,6 +19,12 @@ def check_rates(config: Any, *names: str) -> None:
             raise UserError(f"{name} must be at least 0 and below 1; got {getattr(config, name)}")
 
 
+def check_head(config: Any) -> None:
+    """Raise unless the model of a config has an output layer."""
+    if not config.lm_head:
+        raise UserError("the model has no output layer (lm_head=False); its `hidden` states are what it gives")
+
+
 def check_heads(d_model: int, num_heads: int) -> None:
     """Raise unless the heads share the model's features evenly."""
     if d_model % num_heads:

@@ -30,7 +30,7 @@ from transformer_jax.layers import (
     normal,
     same_normal,
 )
-from transformer_jax.models.checks import check_heads, check_rates, check_sizes
+from transformer_jax.models.checks import check_head, check_heads, check_rates, check_sizes
 from transformer_jax.models.decoding_state import DecodingState
 from transformer_jax.models.precision import Precision, compute_dtype
 from transformer_jax.parallel.axes import constrain
@@ -79,6 +79,8 @@ class GPTConfig:
     rotary_scaling: RotaryScaling | None = None
     experts: ExpertsConfig | None = None
     """Experts in place of each feed-forward network."""
+    lm_head: bool = True
+    """Whether there is an output layer. Without, the model has hidden states and nothing else."""
     dtype: Precision = "auto"
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
     rematerialize: bool = False
@@ -181,7 +183,7 @@ class GPT(nnx.Module):
             )
         self.decoder = _stack(config, rngs=rngs)
         self.norm = _norm(config, rngs)
-        if not config.tie_embeddings:
+        if config.lm_head and not config.tie_embeddings:
             self.output = Embedding(config.vocab_size, config.d_model, initializer=normal(DEVIATION), rngs=rngs)
 
     def __call__(
@@ -258,6 +260,7 @@ class GPT(nnx.Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """The logits of what `hidden` gives."""
+        check_head(self.config)
         logits = (self.embedding if self.config.tie_embeddings else self.output).logits(x)
         return constrain(logits, "batch", "length", "vocab")
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -22,16 +21,15 @@ from transformer_jax.layers import (
     RMSNorm,
     Seen,
     Stack,
-    balance_loss,
     fan_in_normal,
     feed_forward_or_experts,
     normal,
     parameter,
 )
-from transformer_jax.models.checks import check_rates, check_sizes
+from transformer_jax.models.checks import check_head, check_rates, check_sizes
 from transformer_jax.models.decoding_state import DecodingState
+from transformer_jax.models.encoder_decoder import EncoderDecoder, Segments
 from transformer_jax.models.precision import Precision, compute_dtype
-from transformer_jax.models.transformer import AttentionWeights, Segments
 from transformer_jax.parallel.axes import constrain
 
 
@@ -51,6 +49,7 @@ class T5Config:
     """Size inside the feed-forward network."""
     num_encoder_layers: int
     num_decoder_layers: int
+    """0 for an encoder alone."""
     dropout_rate: float
     """On each sub-layer's output, the attention weights, inside the feed-forward network, and on what goes into and
     comes out of each stack."""
@@ -73,6 +72,8 @@ class T5Config:
     """The id that is not attended to; None takes the tokenizer's."""
     experts: ExpertsConfig | None = None
     """Experts in place of each feed-forward network (Switch Transformer)."""
+    lm_head: bool = True
+    """Whether there is an output layer. Without, the model has hidden states and nothing else."""
     dtype: Precision = "auto"
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
     rematerialize: bool = False
@@ -81,9 +82,14 @@ class T5Config:
     """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
     def __post_init__(self):
-        names = ("d_model", "num_heads", "head_size", "d_ff", "num_encoder_layers", "num_decoder_layers", "max_length")
+        names = ("d_model", "num_heads", "head_size", "d_ff", "num_encoder_layers", "max_length")
         check_sizes(self, *names, "num_buckets", "max_distance")
         check_rates(self, "dropout_rate")
+        if self.num_decoder_layers < 0 or (self.lm_head and not self.num_decoder_layers):
+            raise UserError(
+                f"num_decoder_layers={self.num_decoder_layers} must be at least 1; or 0, for an encoder alone, with "
+                "lm_head=False"
+            )
         if self.num_buckets % 4 or self.max_distance <= self.num_buckets // 2:
             raise UserError(
                 f"num_buckets={self.num_buckets} must be a multiple of 4, and max_distance={self.max_distance} above "
@@ -124,7 +130,7 @@ class T5Config:
         return replace(self, activation="gelu_tanh", gated=True, tie_embeddings=False, scale_output=False, d_ff=d_ff)
 
 
-class T5(nnx.Module):
+class T5(EncoderDecoder):
     """Source and target ids to logits. `T5(T5Config.small(), rngs=nnx.Rngs(0))`."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
@@ -134,67 +140,15 @@ class T5(nnx.Module):
         self.pad_id: int = config.pad_id
         self.embedding = Embedding(config.vocab_size, config.d_model, initializer=normal(1.0), rngs=rngs)
         self.encoder = _T5Stack(config, config.num_encoder_layers, decoder=False, rngs=rngs)
-        self.decoder = _T5Stack(config, config.num_decoder_layers, decoder=True, rngs=rngs)
-        if not config.tie_embeddings:
+        if config.num_decoder_layers:
+            self.decoder = _T5Stack(config, config.num_decoder_layers, decoder=True, rngs=rngs)
+        if config.lm_head and not config.tie_embeddings:
             self.output = Embedding(config.vocab_size, config.d_model, rngs=rngs)
-
-    def __call__(
-        self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
-        *,
-        segments: Segments | None = None,
-        dropout_key: Key[Array, "#B"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """The logits of each next target token, given the source and the target tokens so far.
-
-        Args:
-            source: ids.
-            target: ids, of which the first is the padding id; position t of the result is the prediction for t + 1.
-            segments: which pair each source and each target token belongs to, where a row holds several: 1, 2, ... and
-                0 for padding. Pairs do not see each other.
-            dropout_key: one key per row, or None for no dropout.
-        """
-        return self.logits_and_balance(source, target, segments=segments, dropout_key=dropout_key)[0]
-
-    def logits_and_balance(
-        self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
-        *,
-        segments: Segments | None = None,
-        dropout_key: Key[Array, "#B"] | None = None,
-    ) -> tuple[Float[Array, "B T V"], Float[Array, ""]]:
-        """The logits, and what unevenly used experts add to the sum of the losses."""
-        encoder_key, decoder_key = split(dropout_key, 2)
-        memory, encoder = self._encode(source, segments, encoder_key)
-        x, decoder = self._decode(target, memory, source, segments, decoder_key)
-        experts = self.config.experts
-        balance = balance_loss(encoder.balance, experts) + balance_loss(decoder.balance, experts)
-        return self._logits(x), balance
-
-    def attention(self, source: Int[Array, "B S"], target: Int[Array, "B T"]) -> AttentionWeights:
-        """What attends to what, in every layer and head of the same pass."""
-        memory, encoder = self._encode(source, watch=True)
-        _, decoder = self._decode(target, memory, source, watch=True)
-        return AttentionWeights(encoder.own, decoder.own, decoder.memory)  # type: ignore[arg-type]
-
-    def encode(self, source: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """What the decoder reads of the source."""
-        return self._encode(source)[0]
-
-    def start(self, source: Int[Array, "B S"], length: int) -> DecodingState:
-        """Read the source and make room for `length` target tokens, to be given to `decode`."""
-        config = self.config
-        memory = self.encode(source)
-        shape = (config.num_decoder_layers, len(source), length, config.num_heads, config.head_size)
-        known = jax.vmap(lambda block: block.cross_attention.project(memory))(self.decoder.layers.blocks)
-        return DecodingState.empty(shape, memory.dtype, memory=known, source_valid=self._valid(source))
 
     def decode(self, tokens: Int[Array, "B T"], state: DecodingState) -> tuple[Float[Array, "B T V"], DecodingState]:
         """The logits after each of the T next tokens, and the state after them: `__call__`, piece by piece."""
         x, state = self.decoder.go_on(self._embed(tokens), state)
-        return self._logits(x), state
+        return self.logits(x), state
 
     def _encode(
         self, source: Array, segments: Segments | None = None, key: Array | None = None, watch: bool = False
@@ -224,13 +178,15 @@ class T5(nnx.Module):
         x = self._embed(target)
         return self.decoder(x, memory, mask=mask, memory_mask=memory_mask, valid=valid, dropout_key=key, watch=watch)
 
-    def _valid(self, ids: Array) -> Array:
-        return jnp.not_equal(ids, self.pad_id)
+    def _decoder_blocks(self) -> Block:
+        return self.decoder.layers.blocks
 
     def _embed(self, ids: Array) -> Array:
         return self.embedding(ids).astype(compute_dtype(self.config.dtype))
 
-    def _logits(self, x: Array) -> Array:
+    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """The logits of what `hidden` gives."""
+        check_head(self.config)
         x = x * self.config.d_model**-0.5 if self.config.scale_output else x
         logits = (self.embedding if self.config.tie_embeddings else self.output).logits(x)
         return constrain(logits, "batch", "length", "vocab")

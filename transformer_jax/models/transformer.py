@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UserError
 from transformer_jax.functional import causal, dropout, padding, segment_positions, sinusoidal
@@ -26,17 +25,15 @@ from transformer_jax.layers import (
     NormPlacement,
     Seen,
     Stack,
-    balance_loss,
     feed_forward_or_experts,
     parameter,
     zeros,
 )
 from transformer_jax.models.checks import check_heads, check_rates, check_sizes
 from transformer_jax.models.decoding_state import DecodingState
+from transformer_jax.models.encoder_decoder import EncoderDecoder, Segments
 from transformer_jax.models.precision import Precision, compute_dtype
 from transformer_jax.parallel.axes import constrain
-
-Segments = tuple[Int[Array, "B S"], Int[Array, "B T"]]
 
 
 @dataclass(frozen=True)
@@ -128,15 +125,7 @@ class TransformerConfig:
         return replace(base, d_model=1024, num_heads=16, d_ff=4096, dropout_rate=0.3)
 
 
-class AttentionWeights(NamedTuple):
-    """The attention weights of every layer of a forward pass."""
-
-    encoder: Float[Array, "L B N S S"]
-    decoder: Float[Array, "L B N T T"]
-    cross: Float[Array, "L B N T S"]
-
-
-class Transformer(nnx.Module):
+class Transformer(EncoderDecoder):
     """Source and target ids to logits. `Transformer(TransformerConfig.base(), rngs=nnx.Rngs(0))`."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
@@ -160,60 +149,6 @@ class Transformer(nnx.Module):
             self.encoder_norm = LayerNorm(d_model, config.norm_epsilon, rngs=rngs)
             self.decoder_norm = LayerNorm(d_model, config.norm_epsilon, rngs=rngs)
 
-    def __call__(
-        self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
-        *,
-        segments: Segments | None = None,
-        dropout_key: Key[Array, "#B"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """The logits of each next target token, given the source and the target tokens so far.
-
-        Args:
-            source: ids.
-            target: ids, of which the first is the begin-of-sequence id; position t of the result is the prediction
-                for t + 1.
-            segments: which pair each source and each target token belongs to, where a row holds several. Pairs do not
-                see each other, and positions count from the beginning of each.
-            dropout_key: one key per row, or None for no dropout.
-        """
-        return self.logits_and_balance(source, target, segments=segments, dropout_key=dropout_key)[0]
-
-    def logits_and_balance(
-        self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
-        *,
-        segments: Segments | None = None,
-        dropout_key: Key[Array, "#B"] | None = None,
-    ) -> tuple[Float[Array, "B T V"], Float[Array, ""]]:
-        """The logits, and what unevenly used experts add to the sum of the losses."""
-        encoder_key, decoder_key = split(dropout_key, 2)
-        memory, encoder = self._encode(source, segments, encoder_key)
-        x, decoder = self._decode(target, memory, source, segments, decoder_key)
-        experts = self.config.experts
-        balance = balance_loss(encoder.balance, experts) + balance_loss(decoder.balance, experts)
-        return self._logits(x), balance
-
-    def attention(self, source: Int[Array, "B S"], target: Int[Array, "B T"]) -> AttentionWeights:
-        """What attends to what, in every layer and head of the same pass."""
-        memory, encoder = self._encode(source, watch=True)
-        _, decoder = self._decode(target, memory, source, watch=True)
-        return AttentionWeights(encoder.own, decoder.own, decoder.memory)  # type: ignore[arg-type]
-
-    def encode(self, source: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """What the decoder reads of the source."""
-        return self._encode(source)[0]
-
-    def start(self, source: Int[Array, "B S"], length: int) -> DecodingState:
-        """Read the source and make room for `length` target tokens, to be given to `decode`."""
-        config = self.config
-        memory = self.encode(source)
-        shape = (config.num_decoder_layers, len(source), length, config.num_heads, config.d_model // config.num_heads)
-        known = jax.vmap(lambda block: block.cross_attention.project(memory))(self.decoder.blocks)
-        return DecodingState.empty(shape, memory.dtype, memory=known, source_valid=self._valid(source))
-
     def decode(self, tokens: Int[Array, "B T"], state: DecodingState) -> tuple[Float[Array, "B T V"], DecodingState]:
         """The logits after each of the T next tokens, and the state after them: `__call__`, piece by piece."""
         start, mask = state.position, causal(offset=state.position)
@@ -226,7 +161,7 @@ class Transformer(nnx.Module):
         x = self._embed(tokens, side="target", start=start)
         x, cache = self.decoder(layer, x, per_layer=state.cache)
         x = self.decoder_norm(x) if self.config.norm == "pre" else x
-        return self._logits(x), replace(state, cache=cache, position=start + tokens.shape[1])
+        return self.logits(x), replace(state, cache=cache, position=start + tokens.shape[1])
 
     def _encode(
         self, source: Array, segments: Segments | None = None, key: Array | None = None, watch: bool = False
@@ -268,8 +203,8 @@ class Transformer(nnx.Module):
         x, seen = self.decoder(layer, x, dropout_key=key)
         return self.decoder_norm(x) if self.config.norm == "pre" else x, seen
 
-    def _valid(self, ids: Array) -> Array:
-        return jnp.not_equal(ids, self.pad_id)
+    def _decoder_blocks(self) -> Block:
+        return self.decoder.blocks
 
     def _embed(
         self,
@@ -292,7 +227,8 @@ class Transformer(nnx.Module):
         x = table(ids) * (config.d_model**0.5 if config.scale_embedding else 1.0) + encoding
         return dropout(x.astype(compute_dtype(config.dtype)), config.dropout_rate, key)
 
-    def _logits(self, x: Array) -> Array:
+    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """The logits of what `hidden` gives."""
         table = {"all": "embedding", "target": "target_embedding", "none": "output"}[self.config.tie_embeddings]
         logits = getattr(self, table).logits(x)
         if self.output_bias is not None:

@@ -22,7 +22,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.functional import cross_entropy
 from transformer_jax.models import GPT, GPTConfig
 from transformer_jax.parallel import Strategy
-from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, loss_and_perplexity, sum_over
+from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, loss_and_perplexity, require_head, sum_over
 
 BATCH = 32  # texts continued at once
 WIDTH = 16  # prompts are padded to a multiple of it, so that lengths share shapes
@@ -58,6 +58,7 @@ class CausalLMConfig:
 
     def build(self, tokenizer: Tokenizer, model: GPTConfig, batching: BatchingConfig) -> "CausalLM":
         """The task with this tokenizer, for a model of this config."""
+        require_head(model.lm_head)
         return CausalLM(self, tokenizer, batching, model.max_length)
 
 

@@ -22,7 +22,16 @@ from transformer_jax.functional import cross_entropy
 from transformer_jax.models import T5, T5Config
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks.span_corruption import corrupt_spans, lengths_for, noise_mask
-from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, first_rows, loss_and_perplexity, sum_over
+from transformer_jax.tasks.task import (
+    Figures,
+    Sums,
+    Tick,
+    Watched,
+    first_rows,
+    loss_and_perplexity,
+    require_head,
+    sum_over,
+)
 
 MARK = "<extra_id_{}>"  # what T5 calls its sentinels
 
@@ -54,6 +63,7 @@ class DenoisingConfig:
 
     def build(self, tokenizer: Tokenizer, model: T5Config, batching: BatchingConfig) -> "Denoising":
         """The task with this tokenizer, for a model of this config."""
+        require_head(model.lm_head)
         task = Denoising(self, tokenizer, batching, model.max_length)
         needed = len(task.sentinels)
         spans = task.lengths[1] - 1 - round(task.num_tokens * self.density)

@@ -28,6 +28,7 @@ from transformer_jax.tasks.task import (
     first_rows,
     listed,
     loss_and_perplexity,
+    require_head,
     sum_over,
 )
 
@@ -57,8 +58,7 @@ class PermutationLMConfig:
 
     def build(self, tokenizer: Tokenizer, model: XLNetConfig, batching: BatchingConfig) -> "PermutationLM":
         """The task with this tokenizer, for a model of this config."""
-        if not model.lm_head:
-            raise UserError("model.lm_head is off, and the task trains it; set it")
+        require_head(model.lm_head)
         if model.max_length < 8:
             raise UserError(f"model.max_length={model.max_length} is too short a text; give at least 8")
         return PermutationLM(self, tokenizer, batching, model.max_length)

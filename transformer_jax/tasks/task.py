@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Key
 from transformer_jax.data.batches import Batch, Batches, Layout
 from transformer_jax.data.store import Example, Store
 from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import UserError
 from transformer_jax.parallel import Strategy
 
 Figures = dict[str, float | str]
@@ -66,6 +67,12 @@ class Task(Protocol):
 
     def attention(self, model: Any, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
         """What the model writes for a text, if it writes, and what it attends to."""
+
+
+def require_head(lm_head: bool) -> None:
+    """Raise if a model lacks the output layer."""
+    if not lm_head:
+        raise UserError("model.lm_head is off, and the task trains it; set it")
 
 
 def loss_and_perplexity(sums: Mapping[str, float]) -> Figures:

@@ -21,7 +21,7 @@ from transformer_jax.functional import cross_entropy
 from transformer_jax.models import T5, AttentionWeights, T5Config, Transformer, TransformerConfig
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks.scores import BleuTokenizer, translation_scores
-from transformer_jax.tasks.task import Figures, Sums, Tick, Watched
+from transformer_jax.tasks.task import Figures, Sums, Tick, Watched, require_head
 
 Model = Transformer | T5
 
@@ -58,6 +58,8 @@ class TranslationConfig:
         self, tokenizer: Tokenizer, model: TransformerConfig | T5Config, batching: BatchingConfig
     ) -> "Translation":
         """The task with this tokenizer, for a model of this config."""
+        if isinstance(model, T5Config):
+            require_head(model.lm_head)
         start_id = tokenizer.pad_id if isinstance(model, T5Config) else tokenizer.begin_id
         return Translation(self, tokenizer, batching, model.max_length, start_id)
 
