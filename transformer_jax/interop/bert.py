@@ -1,8 +1,7 @@
-"""BERT, RoBERTa and DistilBERT checkpoints."""
+"""BERT checkpoints, and what those of RoBERTa and DistilBERT share with them."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from transformer_jax.interop.family import (
     table,
     write_fields,
 )
-from transformer_jax.interop.torch_bin import Tensor
+from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.bert import BertConfig, Head
 
@@ -73,44 +72,8 @@ BLOCK = {
     "feed_forward_residual.norm": "output.LayerNorm",
 }
 
-DISTILBERT_FIELDS = {
-    "vocab_size": "vocab_size",
-    "d_model": "dim",
-    "num_heads": "n_heads",
-    "d_ff": "hidden_dim",
-    "num_layers": "n_layers",
-    "max_length": "max_position_embeddings",
-    "dropout_rate": "dropout",
-    "attention_dropout_rate": "attention_dropout",
-    "activation": "activation",
-    "pad_id": "pad_token_id",
-}
-DISTILBERT_DEFAULTS = {
-    "vocab_size": 30_522,
-    "dim": 768,
-    "n_heads": 12,
-    "hidden_dim": 3072,
-    "n_layers": 6,
-    "max_position_embeddings": 512,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "activation": "gelu",
-    "pad_token_id": 0,
-}
-DISTILBERT_EPSILON = 1e-12
-DISTILBERT_BLOCK = {
-    "self_attention.query": "attention.q_lin",
-    "self_attention.key": "attention.k_lin",
-    "self_attention.value": "attention.v_lin",
-    "self_attention.output": "attention.out_lin",
-    "self_attention_residual.norm": "sa_layer_norm",
-    "feed_forward.input": "ffn.lin1",
-    "feed_forward.output": "ffn.lin2",
-    "feed_forward_residual.norm": "output_layer_norm",
-}
 
-
-def _bert_names(config: BertConfig) -> Names:
+def _names(config: BertConfig) -> Names:
     heads: dict[Head, dict[str, Weight]] = {
         "pooler": linear("pooler", "bert.pooler.dense"),
         "masked_lm": linear("transform", "cls.predictions.transform.dense")
@@ -125,52 +88,17 @@ def _bert_names(config: BertConfig) -> Names:
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
-    return _names("bert", config, blocks("encoder.blocks", "bert.encoder.layer.{layer}", BLOCK), heads, copies)
+    return names_of("bert", config, blocks("encoder.blocks", "bert.encoder.layer.{layer}", BLOCK), heads, copies)
 
 
-def _roberta_names(config: BertConfig) -> Names:
-    heads: dict[Head, dict[str, Weight]] = {
-        "pooler": linear("pooler", "classifier.dense" if "classifier" in config.heads else "roberta.pooler.dense"),
-        "masked_lm": linear("transform", "lm_head.dense")
-        | norm("transform_norm", "lm_head.layer_norm")
-        | {"output_bias": Weight("lm_head.bias")},
-        "classifier": linear("classifier_output", "classifier.out_proj"),
-        "tagger": linear("tagger_output", "classifier"),
-        "span": linear("span_output", "qa_outputs"),
-    }
-    copies = {
-        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    }
-    names = _names("roberta", config, blocks("encoder.blocks", "roberta.encoder.layer.{layer}", BLOCK), heads, copies)
-    if "classifier" not in config.heads:
-        return names
-    # What was trained from an older checkpoint still has its pooler, though the classifier came with another.
-    return replace(names, unread=("roberta.pooler.dense.weight", "roberta.pooler.dense.bias"))
-
-
-def _distilbert_names(config: BertConfig) -> Names:
-    heads: dict[Head, dict[str, Weight]] = {
-        "pooler": linear("pooler", "pre_classifier"),
-        "masked_lm": linear("transform", "vocab_transform")
-        | norm("transform_norm", "vocab_layer_norm")
-        | {"output_bias": Weight("vocab_projector.bias")},
-        "classifier": linear("classifier_output", "classifier"),
-        "tagger": linear("tagger_output", "classifier"),
-        "span": linear("span_output", "qa_outputs"),
-    }
-    copies = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
-    layers = blocks("encoder.blocks", "distilbert.transformer.layer.{layer}", DISTILBERT_BLOCK)
-    return _names("distilbert", config, layers, heads, copies)
-
-
-def _names(
+def names_of(
     prefix: str,
     config: BertConfig,
     layers: dict[str, Weight],
     heads: Mapping[Head, dict[str, Weight]],
     copies: Mapping[str, str],
 ) -> Names:
+    """The tensors of a model, of which the embeddings are called alike in all three families."""
     weights = table("embedding", f"{prefix}.embeddings.word_embeddings")
     weights |= table("position_embedding", f"{prefix}.embeddings.position_embeddings")
     weights |= norm("embedding_norm", f"{prefix}.embeddings.LayerNorm")
@@ -181,7 +109,7 @@ def _names(
     return Names(weights | layers, copies if "masked_lm" in config.heads else {})
 
 
-def _read_bert(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
+def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
     shown_by: dict[Head, str] = {
         "pooler": "bert.pooler.",
         "masked_lm": "cls.predictions.",
@@ -190,55 +118,23 @@ def _read_bert(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
         "tagger": "classifier.",
         "span": "qa_outputs.",
     }
-    return _read(json, position_start=0, heads=_heads("Bert", json, found, shown_by))
+    return read_config(json, position_start=0, heads=heads_of("Bert", json, found, shown_by))
 
 
-def _read_roberta(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
-    shown_by: dict[Head, str] = {
-        "pooler": "roberta.pooler.",
-        "masked_lm": "lm_head.",
-        "classifier": "classifier.out_proj.",
-        "tagger": "classifier.weight",
-        "span": "qa_outputs.",
-    }
-    return _read(json, position_start=json["pad_token_id"] + 1, heads=_heads("Roberta", json, found, shown_by))
-
-
-def _read(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> BertConfig:
+def read_config(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> BertConfig:
+    """Our config, where a config.json has the fields of BERT."""
     require(json, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    _require_tied(json, heads)
+    require_tied(json, heads)
     return BertConfig(
         **read_fields(json, FIELDS),
         max_length=json["max_position_embeddings"] - position_start,
         position_start=position_start,
         heads=heads,
-        num_labels=_num_labels(json, heads),
+        num_labels=num_labels_of(json, heads),
     )
 
 
-def _read_distilbert(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
-    require(json, sinusoidal_pos_embds=False)
-    shown_by: dict[Head, str] = {
-        "pooler": "pre_classifier.",
-        "masked_lm": "vocab_projector.",
-        "classifier": "classifier.",
-        "tagger": "classifier.",
-        "span": "qa_outputs.",
-    }
-    heads = _heads("DistilBert", json, found, shown_by)
-    _require_tied(json, heads)
-    return BertConfig(
-        **read_fields(json, DISTILBERT_FIELDS),
-        num_types=0,
-        position_start=0,
-        norm_epsilon=DISTILBERT_EPSILON,
-        pooler_activation="relu",
-        heads=heads,
-        num_labels=_num_labels(json, heads),
-    )
-
-
-def _heads(prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Mapping[Head, str]) -> tuple[Head, ...]:
+def heads_of(prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Mapping[Head, str]) -> tuple[Head, ...]:
     """The heads that a checkpoint says it has, and those that its tensors show."""
     said = set(ARCHITECTURES.get((json.get("architectures") or [""])[0].removeprefix(prefix), ()))
     shown = {head for head, start in shown_by.items() if any(name.startswith(start) for name in found)}
@@ -252,24 +148,26 @@ def _heads(prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Mappi
     return tuple(head for head in order if head in said | shown)
 
 
-def _require_tied(json: Json, heads: tuple[Head, ...]) -> None:
+def require_tied(json: Json, heads: tuple[Head, ...]) -> None:
+    """Raise on an output layer of its own, which no published checkpoint has."""
     if "masked_lm" in heads:
         require(json, tie_word_embeddings=True)
 
 
-def _num_labels(json: Json, heads: tuple[Head, ...]) -> int | None:
+def num_labels_of(json: Json, heads: tuple[Head, ...]) -> int | None:
+    """How many labels there are, where a head gives labels."""
     if not {"classifier", "tagger"} & set(heads):
         return None
     return json["num_labels"] if "num_labels" in json else len(json.get("id2label") or ("no", "yes"))
 
 
-def _write(prefix: str, fields: Mapping[str, str], config: BertConfig) -> dict[str, Any]:
-    if prefix == "Roberta":
-        require_config(config, prefix, position_start=(config.pad_id or 0) + 1, num_types=config.num_types or 1)
-    if prefix == "DistilBert":
-        require_config(config, prefix, norm_epsilon=DISTILBERT_EPSILON)
+def write_config(
+    prefix: str, fields: Mapping[str, str], config: BertConfig, *, pooler_activation: str = "tanh", **values: Any
+) -> dict[str, Any]:
+    """The config.json of a config which, like all of its family, has these values."""
+    require_config(config, prefix, **values)
     if "pooler" in config.heads:
-        require_config(config, prefix, pooler_activation="relu" if prefix == "DistilBert" else "tanh")
+        require_config(config, prefix, pooler_activation=pooler_activation)
     labels = {str(label): f"LABEL_{label}" for label in range(config.num_labels or 0)}
     return {
         "architectures": [prefix + _architecture(prefix, config)],
@@ -287,7 +185,7 @@ def _architecture(prefix: str, config: BertConfig) -> str:
     raise UserError(f"heads={config.heads} are those of no {prefix} architecture of transformers; leave some out")
 
 
-def _rename(prefix: str, name: str) -> str | None:
+def rename(prefix: str, name: str) -> str | None:
     """With the prefix that a bare model lacks, and without the gamma and beta of old."""
     if name.endswith(".position_ids"):
         return None
@@ -296,20 +194,4 @@ def _rename(prefix: str, name: str) -> str | None:
     return f"{prefix}.{name}" if bare else name
 
 
-BERT = Family("bert", DEFAULTS, partial(_rename, "bert"), _read_bert, partial(_write, "Bert", FIELDS), _bert_names)
-ROBERTA = Family(
-    "roberta",
-    DEFAULTS | {"vocab_size": 50_265, "pad_token_id": 1},
-    partial(_rename, "roberta"),
-    _read_roberta,
-    partial(_write, "Roberta", FIELDS),
-    _roberta_names,
-)
-DISTILBERT = Family(
-    "distilbert",
-    DISTILBERT_DEFAULTS,
-    partial(_rename, "distilbert"),
-    _read_distilbert,
-    partial(_write, "DistilBert", DISTILBERT_FIELDS),
-    _distilbert_names,
-)
+BERT = Family("bert", DEFAULTS, partial(rename, "bert"), _read, partial(write_config, "Bert", FIELDS), _names)

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformer_jax.errors import UserError
 from transformer_jax.functional.feed_forward import Activation
-from transformer_jax.interop.torch_bin import Tensor
+from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
 
 Json = Mapping[str, Any]

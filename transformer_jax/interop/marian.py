@@ -19,7 +19,7 @@ from transformer_jax.interop.family import (
     table,
     write_fields,
 )
-from transformer_jax.interop.torch_bin import Tensor
+from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.transformer import TransformerConfig
 

@@ -12,15 +12,17 @@ from flax import nnx
 
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.interop.bert import BERT, DISTILBERT, ROBERTA
+from transformer_jax.interop.bert import BERT
+from transformer_jax.interop.distilbert import DISTILBERT
 from transformer_jax.interop.family import Family
 from transformer_jax.interop.gpt import GPT2, LLAMA
 from transformer_jax.interop.hub import find_folder
 from transformer_jax.interop.marian import MARIAN
+from transformer_jax.interop.roberta import ROBERTA
 from transformer_jax.interop.t5 import T5
+from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.tensors import open_tensors, write_tensors
 from transformer_jax.interop.tokenizers import load_tokenizer, save_tokenizer
-from transformer_jax.interop.torch_bin import Tensor
 from transformer_jax.interop.weights import load_weights, weights_to_write
 from transformer_jax.interop.xlnet import XLNET
 from transformer_jax.models import BertConfig, GPTConfig, ModelConfig, T5Config, TransformerConfig, make_model
@@ -58,13 +60,14 @@ def from_pretrained(path_or_name: str | Path) -> Pretrained:
     """
     folder = find_folder(path_or_name)
     fields = _read_json(folder / "config.json")
-    family = FAMILIES.get(str(fields.get("model_type") or _shown_by(open_tensors(folder))))
+    found = open_tensors(folder)
+    family = FAMILIES.get(str(fields.get("model_type") or _shown_by(found)))
     if family is None:
         raise UserError(
             f"{folder / 'config.json'} has model_type={fields.get('model_type')!r}; "
             f"what can be loaded is {', '.join(FAMILIES)}"
         )
-    tensors = _renamed(open_tensors(folder), family)
+    tensors = _renamed(found, family)
     config = family.read_config({**family.defaults, **fields}, tensors)
     model = load_weights(lambda: make_model(config, rngs=nnx.Rngs(0)), family.names(config), tensors, folder)
     return Pretrained(model, config, _tokenizer(folder))

@@ -18,7 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from transformer_jax.errors import UserError
-from transformer_jax.interop.torch_bin import Tensor, open_torch_bin
+from transformer_jax.interop.tensor import Tensor
+from transformer_jax.interop.torch_bin import open_torch_bin
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CHECKPOINTS = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -11,8 +11,6 @@ import pickle
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
@@ -21,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from transformer_jax.errors import UserError
+from transformer_jax.interop.tensor import Tensor
 
 ZIP = b"PK\x03\x04"
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -51,34 +50,6 @@ DTYPES = {
     "uint64": np.dtype("<u8"),
 }
 """The dtypes that torch keeps in untyped storages: those which are younger than its typed ones."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An array in a file: what it is like is known, what is in it is read when asked for."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    path: Path
-    begin: int
-    """The byte of the file at which it begins."""
-    strides: tuple[int, ...] | None = None
-    """Bytes from one element to the next along each axis; None is row after row."""
-
-    @property
-    def num_bytes(self) -> int:
-        """How many bytes of the file it spans."""
-        if self.strides is None or 0 in self.shape:
-            return prod(self.shape) * self.dtype.itemsize
-        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        return last + self.dtype.itemsize
-
-    def read(self) -> np.ndarray:
-        """The values: a read-only map of this part of the file, in memory for as long as somebody keeps it."""
-        if 0 in self.shape:  # of which not every NumPy makes a map
-            return np.zeros(self.shape, self.dtype)
-        content = np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,))
-        return np.ndarray(self.shape, self.dtype, content, 0, self.strides)
 
 
 def open_torch_bin(path: Path) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 from transformer_jax.errors import UserError
+from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.tensors import Writable
-from transformer_jax.interop.torch_bin import Tensor
 from transformer_jax.layers import is_parameter
 
 Layout = Literal["torch", "inputs_first", "outputs_first", "flat", "row", "corner", "as_is"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_jax.interop.family import Family, Json, blocks, norm, read_fields, require, table, write_fields
-from transformer_jax.interop.torch_bin import Tensor
+from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.xlnet import XLNetConfig
 

@@ -1,0 +1,35 @@
+"""An array in a file of weights."""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array in a file: what it is like is known, what is in it is read when asked for."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    path: Path
+    begin: int
+    """The byte of the file at which it begins."""
+    strides: tuple[int, ...] | None = None
+    """Bytes from one element to the next along each axis; None is row after row."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes of the file it spans."""
+        if self.strides is None or 0 in self.shape:
+            return prod(self.shape) * self.dtype.itemsize
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return last + self.dtype.itemsize
+
+    def read(self) -> np.ndarray:
+        """The values: a read-only map of this part of the file, in memory for as long as somebody keeps it."""
+        if 0 in self.shape:  # of which not every NumPy makes a map
+            return np.zeros(self.shape, self.dtype)
+        content = np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,))
+        return np.ndarray(self.shape, self.dtype, content, 0, self.strides)
