@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.data import BatchingConfig, Store, Tokenizer, TokenizerConfig
+from transformer_jax.data import Batches, BatchingConfig, Store, Tokenizer, TokenizerConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models import T5, Bert, BertConfig, T5Config, XLNetConfig
 from transformer_jax.parallel import Strategy
@@ -159,6 +160,30 @@ def test_source_and_target_together_are_the_text(tokenizer):
         assert not spans
     np.testing.assert_array_equal(texts, stream)
     assert (batch["source"][:-1] != tokenizer.pad_id).all()  # rows are full
+
+
+class Constant(nnx.Module):
+    """A model that takes every token for equally likely anywhere."""
+
+    def __init__(self, logits):
+        self.logits = nnx.Param(logits)
+
+    def logits_and_balance(self, source, target, *, dropout_key=None):
+        return jnp.broadcast_to(self.logits[...], (*target.shape, self.logits.shape[0])), jnp.zeros(())
+
+
+def test_the_loss_of_the_text_leaves_out_sentinels_and_ends(tokenizer):
+    task = denoising(tokenizer)
+    logits = np.random.default_rng(0).normal(size=tokenizer.vocab_size + 100).astype(np.float32)
+    figures = task.evaluate(Constant(jnp.asarray(logits)), RECORDS, ONE)
+    losses = np.log(np.exp(logits).sum()) - logits
+    batches = Batches(task.layout(Store.of(task.encode(RECORDS)))).once()
+    labels = np.concatenate([batch["target"][:, 1:].ravel() for _, batch in batches])
+    labels = labels[labels != tokenizer.pad_id]
+    text = labels[~np.isin(labels, [*task.sentinels, tokenizer.end_id])]
+    assert 0 < len(text) < len(labels)
+    np.testing.assert_allclose(figures["loss"], losses[labels].mean(), rtol=1e-5)
+    np.testing.assert_allclose(figures["text_loss"], losses[text].mean(), rtol=1e-5)
 
 
 def test_gaps_are_written_and_shown(tokenizer):

@@ -122,10 +122,13 @@ class Denoising:
     def evaluate(
         self, model: T5, records: Sequence[Document], strategy: Strategy, *, tick: Tick = lambda done: None
     ) -> Figures:
-        """Loss, perplexity and accuracy per target token over every token once."""
+        """Loss, perplexity and accuracy per target token, and the loss per token of text: sentinels are easy."""
         layout = self.layout(Store.of(self.encode(list(records))))
         sums = sum_over(self, model, layout, strategy, num_records=len(records), tick=tick)
-        return loss_and_perplexity(sums) | {"token_match": sums["right"] / max(sums["tokens"], 1)}
+        return loss_and_perplexity(sums) | {
+            "token_match": sums["right"] / max(sums["tokens"], 1),
+            "text_loss": sums["text_loss"] / max(sums["text_tokens"], 1),
+        }
 
     def faults(self, texts: Sequence[str]) -> list[str | None]:
         """What keeps the gaps of each text from being filled, if anything does."""
@@ -177,7 +180,10 @@ class Denoising:
         logits, balance = model.logits_and_balance(batch["source"], inputs, dropout_key=key)
         total, weight = cross_entropy(logits, labels, weights)
         right = jnp.sum((jnp.argmax(logits, -1) == labels) & weights)
-        return {"loss": total, "tokens": weight, "right": right}, balance
+        is_text = weights & ~jnp.isin(labels, jnp.array([*self.sentinels, self.tokenizer.end_id]))
+        text_total, text_weight = cross_entropy(logits, labels, is_text)
+        sums = {"loss": total, "tokens": weight, "right": right, "text_loss": text_total, "text_tokens": text_weight}
+        return sums, balance
 
     def _sources(self, texts: Sequence[str]) -> list[list[int]]:
         sources = []
