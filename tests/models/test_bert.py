@@ -260,6 +260,8 @@ def test_ids_outside_their_tables(ids):
         model(ids, np.full_like(ids, 2))
     with pytest.raises(UserError, match=r"position 13 is outside the table of 13 \(positions 0 to 12\)"):
         model(np.full((1, 14), 5))
+    with pytest.raises(UserError, match="position 13 is outside"):
+        forward(model, np.full((1, 14), 5))
     assert np.isnan(forward(model, wrong)[0]).all()
 
 

@@ -227,6 +227,8 @@ def test_ids_outside_the_vocabulary(ids):
         model(wrong)
     with pytest.raises(UserError, match=r"position 15 is outside the table of 15 \(positions 0 to 14\)"):
         model(np.zeros((1, 16), int))
+    with pytest.raises(UserError, match="position 15 is outside"):
+        forward(model, np.zeros((1, 16), int))
     logits = forward(model, wrong)
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1:]).all()
 

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +146,8 @@ def test_attention_weights_are_those_of_the_pass():
         ({"d_model": 0}, "d_model must be at least 1; got 0"),
         ({"dropout_rate": 1.0}, "dropout_rate must be at least 0 and below 1; got 1.0"),
         ({"d_model": 15, "num_heads": 3}, "d_model=15 is odd"),
+        ({"positions": "learned", "position_start": 1}, "position_start=1 are of sinusoidal positions; leave them out"),
+        ({"positions": "learned", "sinusoids": "halved"}, "sinusoids='halved' and .* leave them out with learned ones"),
         ({"source_vocab_size": 20}, 'a source with a vocabulary of its own cannot share .* tie_embeddings="target"'),
     ],
 )
@@ -160,6 +163,10 @@ def test_ids_outside_the_vocabulary():
         model(source.at[0, 0].set(12), target)
     with pytest.raises(UserError, match="id -1 is outside the vocabulary of 12"):
         model(source, target.at[0, 1].set(-1))
+    learned = filled(replace(tiny.CONFIG, positions="learned", max_length=5))
+    for call in (learned, partial(tiny.forward, learned)):
+        with pytest.raises(UserError, match="position 5 is outside the table of 5"):
+            call(source, target)
     # A compiled function cannot raise; it must not pass off another word's vector either.
     assert bool(jnp.isnan(tiny.forward(model, source.at[0, 0].set(12), target)[0]).all())
 

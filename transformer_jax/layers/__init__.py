@@ -4,7 +4,7 @@ from transformer_jax.layers.attention import KeyValue, MultiHeadAttention, Rotar
 from transformer_jax.layers.block import Block, Cache, NormPlacement, Residual, Seen
 from transformer_jax.layers.experts import Experts, ExpertsConfig, balance_loss, feed_forward_or_experts
 from transformer_jax.layers.feed_forward import FeedForward
-from transformer_jax.layers.linear import Embedding, Linear
+from transformer_jax.layers.linear import Embedding, Linear, places
 from transformer_jax.layers.norm import LayerNorm, Norm, RMSNorm
 from transformer_jax.layers.parameter import (
     fan_in_normal,
@@ -47,6 +47,7 @@ __all__ = [
     "is_parameter",
     "normal",
     "parameter",
+    "places",
     "same_normal",
     "scaled",
     "zeros",

@@ -56,6 +56,11 @@ class Embedding(nnx.Module):
         return jnp.einsum("BTD,VD->BTV", x, table, preferred_element_type=jnp.float32)
 
 
+def places(length: int) -> Int[Array, "T"]:
+    """0, 1, ...: known under a trace too, where one that is outside of a table is then an error."""
+    return np.arange(length, dtype=np.int32)  # type: ignore[return-value]
+
+
 def check_ids(ids: Int[Array, "..."], num_ids: int, axis: str = "vocab") -> None:
     """Raise on an id outside 0..num_ids-1. Under a trace nothing can be seen: there such an id becomes NaN."""
     if isinstance(ids, jax.core.Tracer) or ids.size == 0:

@@ -23,6 +23,7 @@ from transformer_jax.layers import (
     Stack,
     normal,
     parameter,
+    places,
     same_normal,
     zeros,
 )
@@ -242,7 +243,7 @@ class Bert(nnx.Module):
         if segments is not None:
             return start + segment_positions(segments)
         if start == 0:
-            return jnp.arange(ids.shape[1])[None]
+            return places(ids.shape[1])[None]
         is_token = jnp.not_equal(ids, self.pad_id)
         return start - 1 + jnp.cumsum(is_token, axis=1) * is_token
 

@@ -28,6 +28,7 @@ from transformer_jax.layers import (
     balance_loss,
     feed_forward_or_experts,
     normal,
+    places,
     same_normal,
 )
 from transformer_jax.models.checks import check_head, check_heads, check_rates, check_sizes
@@ -249,7 +250,7 @@ class GPT(nnx.Module):
         if segments is not None:
             mask &= same_segment(segments)
         if positions is None:
-            positions = jnp.arange(ids.shape[1])[None] if segments is None else segment_positions(segments)
+            positions = places(ids.shape[1])[None] if segments is None else segment_positions(segments)
 
         def layer(block, x, _, key):
             x, _, seen = block(x, mask=mask, positions=positions, valid=valid, dropout_key=key)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -27,6 +26,7 @@ from transformer_jax.layers import (
     Stack,
     feed_forward_or_experts,
     parameter,
+    places,
     zeros,
 )
 from transformer_jax.models.checks import check_heads, check_rates, check_sizes
@@ -93,6 +93,11 @@ class TransformerConfig:
         check_heads(self.d_model, self.num_heads)
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"d_model={self.d_model} is odd; sinusoidal positions need an even one")
+        if self.positions == "learned" and (self.sinusoids != "interleaved" or self.position_start):
+            raise UserError(
+                f"sinusoids={self.sinusoids!r} and position_start={self.position_start} are of sinusoidal positions; "
+                "leave them out with learned ones"
+            )
         if self.source_vocab_size is not None and self.tie_embeddings == "all":
             raise UserError('a source with a vocabulary of its own cannot share its table; set tie_embeddings="target"')
 
@@ -218,7 +223,7 @@ class Transformer(EncoderDecoder):
         """Embedding times sqrt(d_model), so that it weighs as much as the position added to it (3.4, 3.5)."""
         config = self.config
         table = self.embedding if side == "source" or config.tie_embeddings == "all" else self.target_embedding
-        positions = start + jnp.arange(ids.shape[1])
+        positions = start + places(ids.shape[1])
         if config.positions == "sinusoidal":
             encoding = sinusoidal(positions, config.d_model, variant=config.sinusoids, start=config.position_start)
         else:
