@@ -1,7 +1,5 @@
-import math
 from dataclasses import replace
-from functools import cache, partial
-from types import SimpleNamespace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,151 +7,31 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.models.tiny_xlnet import (
+    ALL_ALLOWED,
+    ALL_VALID,
+    CONFIG,
+    LENGTH,
+    NO_TYPES,
+    ONE_SIDED,
+    PAD,
+    ROWS,
+    VOCAB,
+    Naive,
+    Text,
+    abstract,
+    attention,
+    filled,
+    forward,
+    hidden_and_memory,
+    leaves,
+    make,
+    predict,
+    weights_of,
+)
 from transformer_jax.errors import UserError
 from transformer_jax.models.xlnet import XLNet, XLNetConfig
 from transformer_jax.training import decays
-
-PAD, VOCAB, ROWS, LENGTH = 5, 24, 3, 6
-
-CONFIG = replace(
-    XLNetConfig.base(VOCAB, pad_id=PAD), d_model=20, num_heads=5, d_ff=12, num_layers=3, max_length=16, dtype="float32"
-)
-ONE_SIDED = replace(CONFIG, causal=True, max_distance=3, memory_length=4)
-
-forward = jax.jit(XLNet.__call__)
-predict = jax.jit(XLNet.predict)
-attention = jax.jit(XLNet.attention)
-hidden_and_memory = jax.jit(XLNet.hidden_and_memory)
-
-
-@cache
-def abstract(config):
-    return jax.eval_shape(lambda: XLNet(config, rngs=nnx.Rngs(0)))
-
-
-def named(path):
-    return jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
-
-
-def leaves(model):
-    return {named(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(model)}
-
-
-def filled(config, weights):
-    """The model of a config with these weights, by name."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: jnp.asarray(weights[named(path)]), abstract(config))
-
-
-@cache
-def weights_of(config):
-    """Weights large enough for every term of the scores to matter."""
-    random = np.random.default_rng(0)
-    return {
-        name: random.normal(float("scale" in name), 0.3, leaf.shape).astype(np.float32)
-        for name, leaf in leaves(abstract(config)).items()
-    }
-
-
-@cache
-def make(config=CONFIG):
-    return filled(config, weights_of(config))
-
-
-class Text:
-    """Rows with all that can be said about them: types, padding on the left, an order of prediction in each row."""
-
-    def __init__(self, seed=0):
-        random = np.random.default_rng(seed)
-        self.ids = random.integers(PAD + 1, VOCAB, (ROWS, LENGTH))
-        self.types = np.sort(random.integers(0, 3, (ROWS, LENGTH)))
-        self.valid = np.arange(LENGTH)[None] >= np.array([[0], [1], [3]])
-        order = np.stack([random.permutation(LENGTH) for _ in range(ROWS)])
-        self.allowed = order[:, :, None] > order[:, None, :]
-        self.places = np.array([[5, 0], [2, 4], [3, 5]])
-        self.memory = random.normal(size=(CONFIG.num_layers, ROWS, LENGTH, CONFIG.d_model)).astype(np.float32)
-
-
-ALL_VALID = np.ones((ROWS, LENGTH), bool)
-ALL_ALLOWED = np.ones((ROWS, LENGTH, LENGTH), bool)
-NO_TYPES = np.zeros((ROWS, LENGTH), int)
-
-
-class Naive:
-    """XLNet once more for one row, pair by pair: positions are looked up by their distance, and nothing is shifted."""
-
-    def __init__(self, weights, config):
-        self.weights, self.config = {name: value.astype(np.float64) for name, value in weights.items()}, config
-
-    def __call__(self, text, row):
-        """Content and query stream, the memory after them, and the weights of the content stream."""
-        ids, types, valid, allowed, places = (
-            part[row] for part in (text.ids, text.types, text.valid, text.allowed, text.places)
-        )
-        memory = text.memory[:, row]
-        if self.config.causal:
-            allowed = np.tril(allowed)
-        content = self.weights["embedding/table"][ids]
-        query = np.stack([self.weights["mask_embedding"]] * len(places))
-        known_types = np.concatenate([np.zeros(len(memory[0]), int), types])
-        tokens, kept, watched = range(len(ids)), [], []
-        for layer in range(self.config.num_layers):
-            self.block = {
-                name.removeprefix("encoder/blocks/"): value[layer]
-                for name, value in self.weights.items()
-                if name.startswith("encoder/blocks/")
-            }
-            self.known, self.known_types, self.types = np.concatenate([memory[layer], content]), known_types, types
-            kept.append(self.known[-(self.config.memory_length or 0) :])
-            content, seen = self.layer(content, tokens, lambda i, j: i == j or (allowed[i, j] and valid[j]))
-            query, _ = self.layer(query, places, lambda i, j: allowed[i, j] and valid[j])
-            watched.append(seen)
-        return SimpleNamespace(content=content, query=query, memory=np.stack(kept), weights=np.stack(watched))
-
-    def layer(self, x, places, sees):
-        y, weights = self.attend(x, places, sees)
-        x = self.norm(x + y, "self_attention_residual")
-        hidden = x @ self.block["feed_forward/input/weight"] + self.block["feed_forward/input/bias"]
-        hidden = hidden * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2))) / 2
-        y = hidden @ self.block["feed_forward/output/weight"] + self.block["feed_forward/output/bias"]
-        return self.norm(x + y, "feed_forward_residual"), weights
-
-    def attend(self, x, places, sees):
-        part = {name.removeprefix("self_attention/"): value for name, value in self.block.items()}
-        before = len(self.known) - len(self.types)
-        out, all_weights = np.zeros_like(x), np.zeros((self.config.num_heads, len(x), len(self.known)))
-        for head, p in np.ndindex(self.config.num_heads, len(x)):
-            i = places[p]
-            query = x[p] @ part["query/weight"][:, head]
-            scores = {}
-            for j in range(len(self.known)):
-                if j >= before and not sees(i, j - before):
-                    continue
-                key = self.known[j] @ part["key/weight"][:, head]
-                distance = self.sinusoid(before + i - j) @ part["distance/weight"][:, head]
-                kind = part["type_embedding"][0 if self.types[i] == self.known_types[j] else 1, head]
-                score = (
-                    (query + part["content_bias"][head]) @ key
-                    + (query + part["distance_bias"][head]) @ distance
-                    + (query + part["type_bias"][head]) @ kind
-                )
-                scores[j] = score / math.sqrt(len(query))
-            total = sum(math.exp(score) for score in scores.values())
-            for j, score in scores.items():
-                weight = all_weights[head, p, j] = math.exp(score) / total
-                value = self.known[j] @ part["value/weight"][:, head]
-                out[p] += weight * value @ part["output/weight"][head]
-        return out, all_weights
-
-    def sinusoid(self, distance):
-        half = self.config.d_model // 2
-        if self.config.max_distance is not None:
-            distance = max(-self.config.max_distance, min(self.config.max_distance, distance))
-        angles = [distance / 10_000 ** (i / half) for i in range(half)]
-        return np.array([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
-
-    def norm(self, x, name):
-        scale, bias = self.block[f"{name}/norm/scale"], self.block[f"{name}/norm/bias"]
-        return np.stack([(row - row.mean()) / np.sqrt(row.var() + 1e-12) for row in x]) * scale + bias
 
 
 @pytest.mark.parametrize(
@@ -405,166 +283,3 @@ def test_mistakes_are_named():
         model(text.ids, memory=text.memory[:, :2])
     with pytest.raises(TypeError, match="mask must be boolean, True where attention is allowed; got float32"):
         model(text.ids, allowed=1 - text.allowed.astype(np.float32))
-
-
-@cache
-def original(config, **changes):
-    """A model of transformers with the weights of ours, its tensors by their names there."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    settings = transformers.XLNetConfig(
-        vocab_size=config.vocab_size,
-        d_model=config.d_model,
-        n_layer=config.num_layers,
-        n_head=config.num_heads,
-        d_inner=config.d_ff,
-        mem_len=config.memory_length,
-        **changes,
-    )
-    model = transformers.XLNetLMHeadModel(settings).eval()
-    weights = weights_of(config)
-    names = {
-        "transformer.word_embedding.weight": weights["embedding/table"],
-        "transformer.mask_emb": weights["mask_embedding"][None, None],
-        "lm_loss.weight": weights["embedding/table"],
-        "lm_loss.bias": weights["output_bias"],
-    }
-    ours = {
-        "rel_attn.q": "self_attention/query/weight",
-        "rel_attn.k": "self_attention/key/weight",
-        "rel_attn.v": "self_attention/value/weight",
-        "rel_attn.r": "self_attention/distance/weight",
-        "rel_attn.o": "self_attention/output/weight",
-        "rel_attn.r_w_bias": "self_attention/content_bias",
-        "rel_attn.r_r_bias": "self_attention/distance_bias",
-        "rel_attn.r_s_bias": "self_attention/type_bias",
-        "rel_attn.seg_embed": "self_attention/type_embedding",
-        "rel_attn.layer_norm.weight": "self_attention_residual/norm/scale",
-        "rel_attn.layer_norm.bias": "self_attention_residual/norm/bias",
-        "ff.layer_1.weight": "feed_forward/input/weight",
-        "ff.layer_1.bias": "feed_forward/input/bias",
-        "ff.layer_2.weight": "feed_forward/output/weight",
-        "ff.layer_2.bias": "feed_forward/output/bias",
-        "ff.layer_norm.weight": "feed_forward_residual/norm/scale",
-        "ff.layer_norm.bias": "feed_forward_residual/norm/bias",
-    }
-    for layer in range(config.num_layers):
-        for name, path in ours.items():
-            value = weights[f"encoder/blocks/{path}"][layer]
-            if name == "rel_attn.o":
-                value = value.transpose(2, 0, 1)
-            elif name.startswith("ff.layer_") and value.ndim == 2:
-                value = value.T
-            names[f"transformer.layer.{layer}.{name}"] = value
-    model.load_state_dict({name: torch.tensor(value) for name, value in names.items()})
-    return model
-
-
-def run_original(model, text, **arguments):
-    """Last hidden states, logits, memory [L B M D] and attention [L B N T S] of the content stream."""
-    torch = pytest.importorskip("torch")
-    given = {
-        name: list(torch.tensor(value)) if name == "mems" else torch.tensor(value) for name, value in arguments.items()
-    }
-    with torch.no_grad():
-        output = model(
-            torch.tensor(text.ids), **given, use_mems=True, output_hidden_states=True, output_attentions=True
-        )
-    attentions = [layer[0] if isinstance(layer, tuple) else layer for layer in output.attentions]
-    return SimpleNamespace(
-        hidden=output.hidden_states[-1].numpy(),
-        logits=output.logits.numpy(),
-        memory=np.stack([layer.numpy().swapaxes(0, 1) for layer in output.mems]),
-        weights=np.stack([layer.numpy() for layer in attentions]),
-    )
-
-
-def as_there(text):
-    """What `text` says, as transformers says it: 1 is "may not see" in a mask of an order."""
-    return {
-        "token_type_ids": text.types,
-        "attention_mask": text.valid.astype(np.float32),
-        "perm_mask": 1 - text.allowed.astype(np.float32),
-        "mems": text.memory.swapaxes(1, 2),
-        "target_mapping": np.eye(LENGTH, dtype=np.float32)[text.places],
-    }
-
-
-def close(found, expected):
-    scale = np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * scale)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ("attention_mask",),
-        ("token_type_ids",),
-        ("perm_mask",),
-        ("attention_mask", "token_type_ids", "perm_mask"),
-        ("attention_mask", "mems"),
-        ("token_type_ids", "mems"),
-        ("attention_mask", "token_type_ids", "perm_mask", "mems"),
-    ],
-    ids=" ".join,
-)
-def test_one_stream_is_that_of_transformers(given):
-    text, model = Text(), make()
-    there = as_there(text)
-    expected = run_original(original(CONFIG), text, **{name: there[name] for name in given})
-    options = {
-        "valid": text.valid if "attention_mask" in given else ALL_VALID,
-        "allowed": text.allowed if "perm_mask" in given else ALL_ALLOWED,
-        "memory": text.memory if "mems" in given else None,
-    }
-    x, memory = hidden_and_memory(model, text.ids, text.types if "token_type_ids" in given else NO_TYPES, **options)
-    close(x, expected.hidden)
-    close(memory, expected.memory)
-    close(model.logits(x), expected.logits)
-    assert memory.shape[2] == 2 * LENGTH if "mems" in given else LENGTH
-
-
-def test_a_plain_text_is_that_of_transformers():
-    text, model = Text(), make()
-    expected = run_original(original(CONFIG), text)
-    x, memory = hidden_and_memory(model, text.ids)
-    close(x, expected.hidden)
-    close(memory, expected.memory)
-
-
-@pytest.mark.parametrize("remembers", [False, True])
-def test_two_streams_are_those_of_transformers(remembers):
-    """Where every place sees something: one that sees nothing sees all alike there, its own token too."""
-    text, model = Text(), make()
-    text.allowed[:, :, LENGTH - 1] |= np.arange(LENGTH)[None] != LENGTH - 1
-    text.places = np.array([[3, 0], [4, 1], [1, 3]])
-    options, there = {"valid": text.valid, "allowed": text.allowed}, as_there(text)
-    if remembers:
-        expected = run_original(original(CONFIG), text, **there)
-        options |= {"places": text.places, "memory": text.memory}
-        x, memory = hidden_and_memory(model, text.ids, text.types, **options)
-        close(x, expected.hidden)
-        close(memory, expected.memory)
-        close(model.logits(x), expected.logits)
-    else:
-        del there["mems"]
-        expected = run_original(original(CONFIG), text, **there)
-        close(predict(model, text.ids, text.places, text.types, **options), expected.logits)
-
-
-def test_one_sided_attention_is_that_of_transformers():
-    """Without a mask of any kind, which transformers cannot add to its own here if there are several rows."""
-    text = Text()
-    there = {name: as_there(text)[name] for name in ("token_type_ids", "mems")}
-    expected = run_original(original(ONE_SIDED, attn_type="uni", clamp_len=3), text, **there)
-    options = {"valid": ALL_VALID, "allowed": ALL_ALLOWED, "memory": text.memory}
-    x, memory = hidden_and_memory(make(ONE_SIDED), text.ids, text.types, **options)
-    close(x, expected.hidden)
-    close(memory, expected.memory)
-
-
-def test_the_attention_is_that_of_transformers():
-    text, there = Text(), as_there(Text())
-    del there["target_mapping"]
-    expected = run_original(original(CONFIG), text, **there)
-    options = {"valid": text.valid, "allowed": text.allowed, "memory": text.memory}
-    close(attention(make(), text.ids, text.types, **options), expected.weights)
