@@ -1,5 +1,6 @@
 """What checkpoints may be like, and what is an error."""
 
+import json
 import re
 import weakref
 
@@ -85,6 +86,18 @@ def test_labels_are_counted_named_or_two(tmp_path, fields, num_labels):
     config = from_pretrained(changed(tmp_path, "bert_sequence_classification", head, **fields)).config
     assert config.num_labels == num_labels
     assert loaded("bert_sequence_classification").config.num_labels == 5
+    assert not config.label_names and not loaded("bert_sequence_classification").config.label_names
+
+
+@pytest.mark.parametrize("name", ["bert_token_classification", "distilbert_sequence_classification"])
+def test_the_names_of_labels_are_kept(tmp_path, name):
+    names = {str(label): f"a{label}é" for label in range(loaded(name).config.num_labels)}
+    backwards = dict(reversed(names.items()))
+    named = from_pretrained(changed(tmp_path, name, id2label=backwards))
+    assert named.config.label_names == tuple(names.values())
+    save_pretrained(named.model, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["id2label"] == names
+    assert from_pretrained(tmp_path / "again").config == named.config
 
 
 @pytest.mark.parametrize(

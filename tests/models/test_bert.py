@@ -278,6 +278,7 @@ def test_compiles_the_same_program_for_every_depth(ids):
         ({"heads": ("pooler", "classifier"), "num_labels": None}, "the head 'classifier' needs num_labels"),
         ({"heads": ("tagger",), "num_labels": None}, "the head 'tagger' needs num_labels"),
         ({"heads": ("lm",)}, "heads has 'lm'; choose among pooler, masked_lm, next_sentence, classifier, tagger, span"),
+        ({"label_names": ("yes", "no")}, "num_labels=3, but there are 2 label_names"),
         ({"num_labels": 0}, "num_labels must be at least 1; got 0"),
         ({"num_heads": 3}, "num_heads=3 does not divide d_model=16; set num_heads to a divisor such as 2"),
         ({"dropout_rate": -0.1}, "dropout_rate must be at least 0 and below 1; got -0.1"),

@@ -130,7 +130,7 @@ def read_config(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> 
         max_length=json["max_position_embeddings"] - position_start,
         position_start=position_start,
         heads=heads,
-        num_labels=num_labels_of(json, heads),
+        **labels_of(json, heads),
     )
 
 
@@ -154,11 +154,19 @@ def require_tied(json: Json, heads: tuple[Head, ...]) -> None:
         require(json, tie_word_embeddings=True)
 
 
-def num_labels_of(json: Json, heads: tuple[Head, ...]) -> int | None:
-    """How many labels there are, where a head gives labels."""
+def labels_of(json: Json, heads: tuple[Head, ...]) -> dict[str, Any]:
+    """How many labels there are, where a head gives labels, and their names, unless these are numbers."""
     if not {"classifier", "tagger"} & set(heads):
-        return None
-    return json["num_labels"] if "num_labels" in json else len(json.get("id2label") or ("no", "yes"))
+        return {}
+    names = json.get("id2label") or {}
+    names = tuple(name for _, name in sorted((int(id), str(name)) for id, name in names.items()))
+    count = json.get("num_labels", len(names) or 2)
+    named = len(names) == count and names != _numbered(count)
+    return {"num_labels": count, "label_names": names if named else ()}
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(f"LABEL_{label}" for label in range(count))
 
 
 def write_config(
@@ -168,12 +176,12 @@ def write_config(
     require_config(config, prefix, **values)
     if "pooler" in config.heads:
         require_config(config, prefix, pooler_activation=pooler_activation)
-    labels = {str(label): f"LABEL_{label}" for label in range(config.num_labels or 0)}
+    labels = dict(enumerate(config.label_names or _numbered(config.num_labels or 0)))
     return {
         "architectures": [prefix + _architecture(prefix, config)],
         **write_fields(config, fields),
         "max_position_embeddings": config.max_length + config.position_start,
-        **({"id2label": labels, "label2id": {name: int(id) for id, name in labels.items()}} if labels else {}),
+        **({"id2label": labels, "label2id": {name: id for id, name in labels.items()}} if labels else {}),
     }
 
 

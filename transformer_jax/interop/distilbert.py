@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
-from transformer_jax.interop.bert import heads_of, names_of, num_labels_of, rename, require_tied, write_config
+from transformer_jax.interop.bert import heads_of, labels_of, names_of, rename, require_tied, write_config
 from transformer_jax.interop.family import Family, Json, blocks, linear, norm, read_fields, require
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
@@ -79,7 +79,7 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
         norm_epsilon=EPSILON,
         pooler_activation="relu",
         heads=heads,
-        num_labels=num_labels_of(json, heads),
+        **labels_of(json, heads),
     )
 
 

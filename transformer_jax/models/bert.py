@@ -71,7 +71,9 @@ class BertConfig:
     pad_id: int | None
     """The id that is not attended to; None takes the tokenizer's."""
     num_labels: int | None = None
-    """Labels of the classifier and the tagger."""
+    """Labels of the classifier and the tagger,"""
+    label_names: tuple[str, ...] = ()
+    """and what they are called, if they have names."""
     pooler_activation: Literal["tanh", "relu"] = "tanh"
     """tanh in BERT and RoBERTa, relu in DistilBERT."""
     dtype: Precision = "auto"
@@ -92,6 +94,8 @@ class BertConfig:
                 raise UserError(f"the head {head!r} reads the pooler; add 'pooler' to heads")
             if head in ("classifier", "tagger") and self.num_labels is None:
                 raise UserError(f"the head {head!r} needs num_labels")
+        if self.label_names and len(self.label_names) != self.num_labels:
+            raise UserError(f"num_labels={self.num_labels}, but there are {len(self.label_names)} label_names")
 
     @classmethod
     def base(cls, vocab_size: int | None = 30_522, *, pad_id: int | None = 0) -> "BertConfig":
