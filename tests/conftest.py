@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 NUM_DEVICES = 8
 os.environ["NPROC"] = str(2 * NUM_DEVICES)
@@ -12,8 +13,21 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tests compile much and compute little. (The programs that tests start are compiled as users' are.)
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+def pytest_collection_modifyitems(items):
+    """What starts programs takes long and comes first, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_what_was_compiled():
+    """Or it would be gigabytes at the end. What another file compiles again is on disk."""
+    yield
+    jax.clear_caches()

@@ -36,7 +36,7 @@ DISTILBERT = replace(BertConfig.base(), num_types=0, heads=("masked_lm",))
         (TransformerConfig.base(), "sinusoids='interleaved' cannot be saved: .* Marian, has sinusoids='halved'"),
         (replace(MARIAN, norm="pre"), "norm='pre' cannot be saved"),
         (replace(MARIAN, norm_epsilon=1e-6), "norm_epsilon=1e-06"),
-        (replace(MARIAN, positions="learned"), "positions='learned'"),
+        (replace(MARIAN, positions="learned", sinusoids="interleaved"), "positions='learned'"),
         (replace(MARIAN, position_start=1), "position_start=1"),
         (replace(MARIAN, experts=EXPERTS), "experts=.* has experts=None"),
         (replace(BertConfig.base(), heads=("masked_lm", "span")), "heads=.* are those of no Bert architecture"),

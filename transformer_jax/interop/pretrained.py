@@ -60,12 +60,12 @@ def from_pretrained(path_or_name: str | Path) -> Pretrained:
     """
     folder = find_folder(path_or_name)
     fields = _read_json(folder / "config.json")
-    found = open_tensors(folder)
-    family = FAMILIES.get(str(fields.get("model_type") or _shown_by(found)))
+    said = fields.get("model_type") or None
+    found = open_tensors(folder) if said in (None, *FAMILIES) else {}
+    family = FAMILIES.get(str(said or _shown_by(found)))
     if family is None:
         raise UserError(
-            f"{folder / 'config.json'} has model_type={fields.get('model_type')!r}; "
-            f"what can be loaded is {', '.join(FAMILIES)}"
+            f"{folder / 'config.json'} has model_type={said!r}; what can be loaded is {', '.join(FAMILIES)}"
         )
     tensors = _renamed(found, family)
     config = family.read_config({**family.defaults, **fields}, tensors)
