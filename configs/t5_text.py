@@ -15,7 +15,7 @@ config = Config(
         head_size=32,
         num_encoder_layers=3,
         num_decoder_layers=3,
-        max_length=128,
+        max_length=64,
         dropout_rate=0.0,
     ).v1_1(d_ff=256),
     data=Text(),
@@ -23,7 +23,7 @@ config = Config(
     tokenizer=TokenizerConfig(kind="unigram", vocab_size=4_000),
     batching=BatchingConfig(rows=32),
     optimizer=OptimizerConfig(
-        schedule="linear", peak=1e-3, warmup_steps=200, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0
+        schedule="linear", peak=2e-3, warmup_steps=300, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0
     ),
-    steps=4_000,
+    steps=3_000,
 )

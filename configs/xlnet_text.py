@@ -14,16 +14,16 @@ config = Config(
         num_heads=4,
         d_ff=512,
         num_layers=4,
-        max_length=128,
+        max_length=64,
         dropout_rate=0.0,
         attention_dropout_rate=0.0,
     ),
     data=Text(),
     task=PermutationLMConfig(),
     tokenizer=TokenizerConfig(kind="unigram", vocab_size=4_000),
-    batching=BatchingConfig(rows=16),
+    batching=BatchingConfig(rows=32),
     optimizer=OptimizerConfig(
-        schedule="linear", peak=1e-3, warmup_steps=200, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0
+        schedule="linear", peak=1.5e-3, warmup_steps=300, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0
     ),
-    steps=4_000,
+    steps=2_500,
 )

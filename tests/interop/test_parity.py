@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -70,13 +70,10 @@ def exported(tmp_path_factory) -> Callable[[str], Path]:
     return export
 
 
-# Each model is run once: what takes the time is to compile it, and this way it takes half.
-compiled = partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": False})
-
-bert = compiled(Bert.__call__)
-gpt = compiled(GPT.hidden)
-pairs = {T5: compiled(T5.hidden), Transformer: compiled(Transformer.hidden)}
-xlnet = compiled(XLNet.hidden_and_memory)
+bert = jax.jit(Bert.__call__)
+gpt = jax.jit(GPT.hidden)
+pairs = {T5: jax.jit(T5.hidden), Transformer: jax.jit(Transformer.hidden)}
+xlnet = jax.jit(XLNet.hidden_and_memory)
 
 BERT_HEADS = {
     "Model": {"last_hidden_state": lambda model, x: x, "pooler_output": Bert.pool},
@@ -113,7 +110,7 @@ def run_gpt(model: GPT, reference: Reference) -> dict[str, jax.Array]:
 def run_pairs(model: T5 | Transformer, reference: Reference) -> dict[str, jax.Array]:
     source = reference.inputs["input_ids"]
     if reference.architecture == "T5EncoderModel":
-        return {"last_hidden_state": compiled(T5.encode)(model, source)}
+        return {"last_hidden_state": jax.jit(T5.encode)(model, source)}
     x = pairs[type(model)](model, source, reference.inputs["decoder_input_ids"])
     bare = reference.architecture in ("T5Model", "MarianModel")
     return {"last_hidden_state": x} if bare else {"logits": model.logits(x)}
@@ -214,7 +211,7 @@ def loss(model: Bert | GPT, reference: Reference) -> jax.Array:
 def gradients(name: str) -> Arrays:
     """Of our loss, by the names that their weights have in a checkpoint."""
     model, family = loaded(name).model, FAMILIES[REFERENCES[name].fields["model_type"]]
-    gradient = compiled(jax.grad(lambda model: loss(model, REFERENCES[name])))(model)
+    gradient = jax.jit(jax.grad(lambda model: loss(model, REFERENCES[name])))(model)
     tensors = weights_to_write(gradient, family.names(model.config))
     return {name: tensor.read() for name, tensor in tensors.items()}
 
