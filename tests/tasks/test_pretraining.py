@@ -126,6 +126,14 @@ def test_masks_are_filled_and_the_rest_is_left(tokenizer):
     ]
 
 
+@pytest.mark.parametrize(("kind", "is_part"), [("wordpiece", True), ("characters", False)])
+def test_a_space_before_a_mask_is_part_of_it_where_words_begin_with_one(kind, is_part):
+    tokenizer = Tokenizer.train(["a bc a bc"] * 9, TokenizerConfig(kind=kind, vocab_size=300))
+    task = masked(tokenizer)
+    assert (task._masked(["bc [MASK] a"]) == task._masked(["bc[MASK] a"])) == is_part
+    assert task._masked(["bc[MASK] a"]) != task._masked(["bc[MASK]a"])
+
+
 def test_heads_that_the_task_trains_must_be_there(tokenizer):
     model = replace(BertConfig.base(50), heads=("pooler", "masked_lm"))
     with pytest.raises(UserError, match="lack 'next_sentence', which the task trains"):
