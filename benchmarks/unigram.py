@@ -6,12 +6,12 @@ context. For a T5 the loss per token of text is shown: a quarter of what it writ
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 
 from transformer_jax.training import Run
+from transformer_jax.training.metrics import read_metrics
 
 
 def unigram_entropy(run: Run) -> float:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, help="workdirs of runs that were evaluated")
     for path in parser.parse_args().runs:
         run = Run.open(path)
-        records = map(json.loads, run.workdir.metrics_file.read_text(encoding="utf-8").splitlines())
+        records = read_metrics(run.workdir.metrics_file)
         entropy = unigram_entropy(run)
         print(f"{path}: {entropy:.3f} nats per token without context")
         for record in (record for record in records if record["split"] == "valid"):

@@ -67,7 +67,8 @@ UNREAD = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 
 def _names(config: T5Config) -> Names:
     weights = table("embedding", "shared")
-    for side, last in (("encoder", 1), ("decoder", 2))[: 2 if config.num_decoder_layers else 1]:
+    sides = [("encoder", 1), *([("decoder", 2)] if config.num_decoder_layers else [])]
+    for side, last in sides:
         ours, theirs = f"{side}.layers.blocks", f"{side}.block.{{layer}}.layer"
         inward = {"feed_forward.input": "wi"}
         if config.gated:
@@ -78,9 +79,8 @@ def _names(config: T5Config) -> Names:
         table_name = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         weights[f"{side}.distance_bias"] = Weight(table_name, "as_is")
         weights |= norm(f"{side}.norm", f"{side}.final_layer_norm", bias=False)
-    if config.num_decoder_layers:
-        cross = ("decoder.layers.blocks.cross_attention", "decoder.block.{layer}.layer.1", "EncDecAttention")
-        weights |= _attention(*cross)
+        if side == "decoder":
+            weights |= _attention(f"{ours}.cross_attention", f"{theirs}.1", "EncDecAttention")
     copies = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
     if config.tie_embeddings:
         return Names(weights, copies | {"lm_head.weight": "shared.weight"}, unread=UNREAD)

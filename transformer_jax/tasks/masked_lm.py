@@ -189,17 +189,17 @@ class MaskedLM:
 
     def _masked(self, texts: Sequence[str]) -> list[list[int]]:
         begin, end = self.tokenizer.begin_id, self.tokenizer.end_id
+        spaces_begin_words = self._spaces_begin_words()
         rows = []
         for text in texts:
             *before, last = text.split("[MASK]")
-            if self._spaces_begin_words:  # so one before a mask is part of what is masked
+            if spaces_begin_words:  # so one before a mask is part of what is masked
                 before = [piece.rstrip(" ") for piece in before]
             pieces = self.tokenizer.encode([*before, last])
             inner = [id for piece in pieces for id in (self.mask_id, *piece)][1:]
             rows.append([begin, *inner, end])
         return rows
 
-    @property
     def _spaces_begin_words(self) -> bool:
         """Whether a space is part of the token after it, as "▁word" is, and none of its own, as with characters."""
         space, words = self.tokenizer.encode([" ", "a a"])
