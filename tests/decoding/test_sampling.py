@@ -56,6 +56,25 @@ def test_tokens_come_as_often_as_numpy_says(settings, kept):
     np.testing.assert_allclose(found, expected, atol=5 * np.sqrt(0.25 / rows))
 
 
+@pytest.mark.parametrize("top_k", [None, 1, 3, 9, 50])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 1.0])
+def test_the_kept_tokens_are_those_of_a_sorted_list(top_k, top_p):
+    logits = np.round(np.random.default_rng(0).normal(size=(50, 9)), 1).astype(np.float32)  # among which are equal ones
+    kept = np.isfinite(filtered(jnp.asarray(logits), temperature=0.7, top_k=top_k, top_p=top_p))
+    for row, row_kept in zip(logits / np.float32(0.7), kept, strict=True):
+        order = np.argsort(-row, kind="stable")[: top_k or 9]
+        weights = np.exp(row[order].astype(float))
+        before = np.cumsum(weights) - weights
+        assert set(np.flatnonzero(row_kept)) == set(order[before / weights.sum() < top_p])
+
+
+@pytest.mark.parametrize(("settings", "sorts"), [({}, 0), ({"top_k": 6}, 0), ({"top_k": 2}, 1), ({"top_p": 0.5}, 1)])
+def test_the_vocabulary_is_sorted_once_at_most(settings, sorts):
+    settings = {"temperature": 0.9, "top_k": None, "top_p": 1.0} | settings
+    program = str(jax.make_jaxpr(lambda logits: filtered(logits, **settings))(jnp.zeros((2, 6))))
+    assert program.count("sort[") + program.count("top_k[") == sorts
+
+
 def test_of_equal_tokens_top_k_keeps_k():
     kept = filtered(jnp.zeros((1, 5)), temperature=1.0, top_k=2, top_p=1.0)
     assert int(jnp.isfinite(kept).sum()) == 2

@@ -129,6 +129,15 @@ def test_bfloat16_is_float32_rounded():
     np.testing.assert_allclose(narrow.astype(jnp.float32), wide, atol=2e-2)
 
 
+def test_scores_are_scaled_in_float32():
+    """A scale that is no power of two would round a bfloat16 query: the weights, kept in float32, would show it."""
+    query, key = (jax.random.normal(jax.random.key(n), (1, 5, 1, 3), jnp.bfloat16) for n in (0, 1))
+    _, weights = F.dot_product_attention(4 * query, key, jnp.ones((1, 5, 1, 2)), return_weights=True)
+    scores = np.einsum("BTNH,BSNH->BNTS", *(np.asarray(x, np.float64) for x in (4 * query, key))) / np.sqrt(3)
+    powers = np.exp(scores)
+    np.testing.assert_allclose(weights, powers / powers.sum(-1, keepdims=True), rtol=2e-6)
+
+
 def test_dropped_weights_are_made_up_for_by_the_others():
     query, key = random((1, 64, 1, 4), (1, 64, 1, 4))
     value = jnp.eye(64)[None, :, None, :]

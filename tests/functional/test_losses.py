@@ -60,3 +60,35 @@ def test_huge_logits_stay_finite():
 def test_a_label_outside_the_vocabulary_is_not_clamped():
     total, _ = F.cross_entropy(jnp.zeros((1, 3)), jnp.array([3]))
     assert bool(jnp.isnan(total))
+
+
+@pytest.mark.parametrize("label", [-1, -100, 5, 1000])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_label_outside_the_vocabulary_is_nan_or_not_counted(label, smoothing):
+    logits = jax.random.normal(jax.random.key(0), (2, 3, 5))
+    labels = jnp.array([[0, label, 2], [4, 1, 3]])
+
+    @jax.jit
+    def loss(logits, weights):
+        return F.cross_entropy(logits, labels, weights, label_smoothing=smoothing)
+
+    total, _ = loss(logits, jnp.ones((2, 3)))
+    assert jnp.isnan(total)
+    weights = jnp.array([[1.0, 0.0, 2.0], [1.0, 1.0, 1.0]])
+    total, weight = loss(logits, weights)
+    in_range = F.cross_entropy(logits, labels.at[0, 1].set(0), weights, label_smoothing=smoothing)
+    np.testing.assert_allclose((total, weight), in_range, rtol=1e-6)
+    gradient = jax.grad(lambda logits: loss(logits, weights)[0])(logits)
+    assert jnp.isfinite(gradient).all() and (gradient[0, 1] == 0).all()
+
+
+@pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_what_has_weight_zero_cannot_spoil_a_loss(wrong, dtype):
+    logits = jax.random.normal(jax.random.key(0), (2, 4), dtype).at[1].set(wrong)
+    labels, weights = jnp.array([1, 2]), jnp.array([True, False])
+    (total, weight), gradient = jax.jit(
+        jax.value_and_grad(lambda x: F.cross_entropy(x, labels, weights, label_smoothing=0.1), has_aux=True)
+    )(logits)
+    assert jnp.isfinite(total) and weight == 1
+    assert jnp.isfinite(gradient).all() and (gradient[1] == 0).all() and (gradient[0] != 0).any()

@@ -153,7 +153,7 @@ def test_shared_keys_are_keys_that_are_repeated(ids):
         weights[name] = np.repeat(weights[name], 2, axis=2)
     full = filled(replace(LLAMA, num_key_heads=None), weights)
     np.testing.assert_allclose(forward(full, ids), forward(filled(LLAMA), ids), atol=1e-5)
-    assert filled(LLAMA).start(ROWS, 5).cache.own.key.shape == (2, ROWS, 5, 2, 6)
+    assert filled(LLAMA).start(ROWS, 5).cache.key.shape == (2, ROWS, 5, 2, 6)
 
 
 def test_rotary_positions_matter_by_their_distances_only(ids):
@@ -215,7 +215,7 @@ def test_matrices_decay_and_nothing_else_does():
 def test_bfloat16_computation_stays_near_float32(ids):
     narrow = filled(replace(LLAMA, dtype="bfloat16"))
     logits = forward(narrow, ids)
-    assert logits.dtype == jnp.float32 and narrow.start(1, 1).cache.own.key.dtype == jnp.bfloat16
+    assert logits.dtype == jnp.float32 and narrow.start(1, 1).cache.key.dtype == jnp.bfloat16
     expected = forward(filled(LLAMA), ids)
     assert 0 < np.abs(logits - expected).max() < 0.03 * np.abs(expected).max()
 
@@ -255,7 +255,7 @@ def test_dropout_is_on_what_is_embedded_what_a_sublayer_gives_and_the_weights(id
 
 def test_a_state_can_be_multiplied():
     state = filled(LLAMA).start(2, 4, np.array([0, 3])).repeat(3)
-    assert state.begins.tolist() == [0, 0, 0, 3, 3, 3] and state.cache.own.value.shape == (2, 6, 4, 2, 6)
+    assert state.begins.tolist() == [0, 0, 0, 3, 3, 3] and state.cache.value.shape == (2, 6, 4, 2, 6)
 
 
 @pytest.mark.parametrize(
@@ -299,13 +299,3 @@ def test_with_room_for_all_experts_know_no_neighbours_and_no_future(ids):
     second, _ = run_experts(model, np.roll(ids, -3, axis=1), valid, np.ones_like(ids))
     np.testing.assert_allclose(packed, np.concatenate([alone[:, :3], second[:, :5]], axis=1), atol=2e-5)
     np.testing.assert_allclose(run_in_pieces(model, ids, model.start(ROWS, LENGTH), (1,) * 8), alone, atol=2e-5)
-
-
-def test_padding_takes_no_room_at_the_experts(ids):
-    model = filled(replace(EXPERTS, experts=replace(EXPERTS.experts, capacity_factor=0.5)))
-    begins = np.array([0, 2, 4])
-    together, _ = decode(model, ids, model.start(ROWS, LENGTH, begins))
-    for row, begin in enumerate(begins.tolist()):
-        valid = np.broadcast_to(np.arange(LENGTH)[None] < LENGTH - begin, ids.shape)
-        alone = forward(model, np.roll(ids, -begin, axis=1), valid=valid)[row, : LENGTH - begin]
-        np.testing.assert_allclose(together[row, begin:], alone, atol=2e-5)

@@ -14,7 +14,7 @@ CONFIGS = [BertConfig.base(), GPTConfig.small(), T5Config.small(), TransformerCo
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
-@pytest.mark.parametrize(("rematerialize", "unroll"), [(False, 1), (True, 3)])
+@pytest.mark.parametrize(("rematerialize", "unroll"), [("none", 1), ("full", 3)])
 def test_every_stack_is_run_as_the_config_says(config, rematerialize, unroll):
     said = replace(config, rematerialize=rematerialize, unroll=unroll)
     model = jax.eval_shape(lambda: make_model(said, rngs=nnx.Rngs(0)))

@@ -334,6 +334,16 @@ def test_experts_know_no_neighbours_and_cost_what_their_tokens_weigh():
     assert balance == pytest.approx(2 * num_tokens * (0.5 + 0.25 * np.log(4) ** 2), rel=1e-5)
 
 
+def test_padding_takes_no_room_at_the_experts_of_an_encoder():
+    model = filled(replace(EXPERTS, experts=replace(EXPERTS.experts, capacity_factor=0.5)))
+    source, _ = tiny.pairs()
+    together = jax.jit(Transformer.encode)(model, source)
+    for row in range(1, 4):
+        length = source.shape[1] - row
+        alone = jax.jit(Transformer.encode)(model, source[row : row + 1, :length])
+        np.testing.assert_allclose(together[row, :length], alone[0], atol=2e-5)
+
+
 def test_the_axis_of_experts_is_named():
     feed_forward = abstract(EXPERTS).encoder.blocks.feed_forward
     assert feed_forward.weight_in.axes == ("layers", "experts", "embed", "ff")

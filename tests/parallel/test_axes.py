@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from tests import tiny
@@ -12,8 +13,17 @@ def test_each_mesh_axis_is_used_once():
     axes = ("data", "fsdp", "tensor")
     assert partition(("batch", "length", None), axes) == PartitionSpec(("data", "fsdp"), None, None)
     assert partition(("embed", "heads", "head"), axes) == PartitionSpec(("fsdp",), ("tensor",), None)
-    assert partition(("heads", "ff"), axes) == PartitionSpec(("tensor",), None)
     assert partition(("vocab", "embed"), ("data",)) == PartitionSpec(None, None)
+
+
+@pytest.mark.parametrize(
+    ("names", "first", "second", "axis"),
+    [(("heads", "ff"), "heads", "ff", "tensor"), (("batch", None, "embed"), "batch", "embed", "fsdp")],
+)
+def test_two_axes_on_one_mesh_axis_are_an_error_that_names_them(names, first, second, axis):
+    with pytest.raises(ValueError, match=f"axes '{first}' and '{second}' .* both lie on the mesh axis '{axis}'"):
+        partition(names, ("data", "fsdp", "tensor"))
+    partition(names, ("data",))  # where there is no such mesh axis, nothing collides
 
 
 def test_without_a_mesh_nothing_is_done():

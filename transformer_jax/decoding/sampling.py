@@ -44,7 +44,7 @@ def sample(
         temperature: divides the logits; below 1 the likely become likelier, and 0 takes the likeliest.
         top_k: draw only among this many of the likeliest tokens.
         top_p: draw only among the likeliest tokens that have at least this much probability together, the one that
-            crosses it included (Holtzman et al. 2020).
+            crosses it included (Holtzman et al. 2020). With `top_k`, of the probability of those that it keeps.
     """
     if temperature < 0 or not 0 < top_p <= 1 or (top_k is not None and top_k < 1):
         raise UserError(
@@ -80,9 +80,17 @@ def filtered(
     if temperature == 0:
         return jnp.where(jnp.arange(logits.shape[-1])[None] == jnp.argmax(logits, -1, keepdims=True), 0, -jnp.inf)
     logits = logits / temperature
-    order = jnp.argsort(-logits, axis=-1)
-    ranked = jnp.take_along_axis(logits, order, axis=-1)
-    before = jnp.cumsum(jax.nn.softmax(ranked, axis=-1), axis=-1) - jax.nn.softmax(ranked, axis=-1)
-    keep = (before < top_p) & (jnp.arange(logits.shape[-1]) < (top_k or logits.shape[-1]))[None]
-    ranks = jnp.argsort(order, axis=-1)
-    return jnp.where(jnp.take_along_axis(keep, ranks, axis=-1), logits, -jnp.inf)
+    vocab_size = logits.shape[-1]
+    top_k = min(top_k or vocab_size, vocab_size)
+    if top_k == vocab_size and top_p == 1:
+        return logits
+    # One sort of the values alone, and only as far as `top_k`.
+    ranked, _ = jax.lax.top_k(logits, top_k)
+    probabilities = jax.nn.softmax(ranked, axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    count = jnp.sum(before < top_p, axis=-1, keepdims=True)
+    least = jnp.take_along_axis(ranked, count - 1, axis=-1)
+    # Of tokens that are as likely as the least likely that is kept, the first ones.
+    above, equal = logits > least, logits == least
+    keep = above | (equal & (jnp.cumsum(equal, axis=-1) <= count - jnp.sum(above, axis=-1, keepdims=True)))
+    return jnp.where(keep, logits, -jnp.inf)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Key
 
 from transformer_jax.functional.dropout import dropout
 from transformer_jax.functional.masks import Mask, as_mask
+from transformer_jax.functional.precision import matmul_precision
 from transformer_jax.functional.softmax import softmax
 
 Implementation = Literal["reference"]
@@ -78,15 +79,17 @@ def additive_attention(
 ) -> Attended:
     """softmax(v^T tanh(W q + U k)) V (Bahdanau et al. 2015): W is `query_weight`, U `key_weight`, v `score_weight`."""
     _check(query, key, value, same_size=False)
-    projected_query = jnp.einsum("BTNH,HA->BNTA", query, query_weight)
-    projected_key = jnp.einsum("BSNE,EA->BNSA", key, key_weight)
+    precision = matmul_precision(query.dtype)
+    projected_query = jnp.einsum("BTNH,HA->BNTA", query, query_weight, precision=precision)
+    projected_key = jnp.einsum("BSNE,EA->BNSA", key, key_weight, precision=precision)
     hidden = jnp.tanh(projected_query[:, :, :, None, :] + projected_key[:, :, None, :, :])
-    scores = jnp.einsum("BNTSA,A->BNTS", hidden, score_weight)
+    scores = jnp.einsum("BNTSA,A->BNTS", hidden, score_weight, precision=precision)
     return _attend(scores, value, mask, None, 0.0, None, return_weights)
 
 
 def _reference(query, key, value, mask, bias, scale, dropout_rate, dropout_key, return_weights) -> Attended:
-    scores = _scores(query * scale, key)
+    # The scores are float32, the query may be bfloat16: to scale that would round it once more.
+    scores = _scores(query, key) * scale
     return _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights)
 
 
@@ -106,7 +109,8 @@ def _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights
 
 def _scores(query: Float[Array, "B T N H"], key: Float[Array, "B S K H"]) -> Float[Array, "B N T S"]:
     """QK^T, in float32 at least."""
-    einsum = partial(jnp.einsum, preferred_element_type=jnp.promote_types(query.dtype, jnp.float32))
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    einsum = partial(jnp.einsum, preferred_element_type=wide, precision=matmul_precision(query.dtype))
     (num_rows, num_queries, num_heads, size), shared = query.shape, key.shape[2]
     if num_heads == shared:
         return einsum("BTNH,BSNH->BNTS", query, key)
@@ -116,11 +120,12 @@ def _scores(query: Float[Array, "B T N H"], key: Float[Array, "B S K H"]) -> Flo
 
 def _mean(weights: Float[Array, "B N T S"], value: Float[Array, "B S K V"]) -> Float[Array, "B T N V"]:
     """The mean of the values by these weights."""
+    einsum = partial(jnp.einsum, precision=matmul_precision(value.dtype))
     (num_rows, num_heads, num_queries, num_keys), shared = weights.shape, value.shape[2]
     if num_heads == shared:
-        return jnp.einsum("BNTS,BSNV->BTNV", weights, value)
+        return einsum("BNTS,BSNV->BTNV", weights, value)
     grouped = weights.reshape(num_rows, shared, num_heads // shared, num_queries, num_keys)
-    context = jnp.einsum("BKGTS,BSKV->BTKGV", grouped, value)
+    context = einsum("BKGTS,BSKV->BTKGV", grouped, value)
     return context.reshape(num_rows, num_queries, num_heads, value.shape[-1])
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer_jax.functional.dropout import split
 from transformer_jax.functional.feed_forward import Activation, feed_forward
+from transformer_jax.functional.precision import matmul_precision
 from transformer_jax.functional.softmax import softmax
 
 
@@ -96,18 +97,19 @@ def mixture_of_experts(
     keys = jax.tree.map(lambda *keys: jnp.stack(keys), *split(dropout_key, num_experts))
     expert = partial(feed_forward, activation=activation, dropout_rate=dropout_rate)
     weights = (weight_in, weight_out, bias_in, bias_out)
+    einsum = partial(jnp.einsum, precision=matmul_precision(x.dtype))
     if capacity_factor is None:
         # As many places as tokens: each token has its own, and nothing need be moved.
         experts = jax.vmap(expert, in_axes=(None, 0, 0, 0, 0))
-        y = jnp.einsum("BTE,EBTD->BTD", shares, experts(x, *weights, gate=gate, dropout_key=keys))
+        y = einsum("BTE,EBTD->BTD", shares, experts(x, *weights, gate=gate, dropout_key=keys))
         return y, _balance(logits, probabilities, sent, valid, num_chosen, dropped=jnp.zeros((), logits.dtype))
 
     limits = _limits(capacity_factor, num_chosen, num_experts, x.shape[1])
     places = _places(chosen, jnp.array(limits)[jnp.sum(valid, axis=1)])
     dispatch = jax.nn.one_hot(places, limits[-1], dtype=x.dtype)
-    dispatched = jnp.einsum("BTEC,BTD->EBCD", dispatch, x)
+    dispatched = einsum("BTEC,BTD->EBCD", dispatch, x)
     returned = jax.vmap(expert)(dispatched, *weights, gate=gate, dropout_key=keys)
-    y = jnp.einsum("BTEC,EBCD->BTD", dispatch * shares[..., None], returned)
+    y = einsum("BTEC,EBCD->BTD", dispatch * shares[..., None], returned)
     dropped = jnp.sum(sent & (places < 0), dtype=logits.dtype)
     return y, _balance(logits, probabilities, sent, valid, num_chosen, dropped)
 

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from transformer_jax.functional.precision import matmul_precision
+
 
 def linear(
     x: Float[Array, "..."],
@@ -18,12 +20,12 @@ def linear(
     """
     if num_inputs is None:
         num_inputs = weight.ndim - (1 if bias is None else bias.ndim)
-    y = jnp.tensordot(x, weight.astype(x.dtype), axes=num_inputs)
+    y = jnp.tensordot(x, weight.astype(x.dtype), axes=num_inputs, precision=matmul_precision(x.dtype))
     if bias is None:
         return y
     return y + jnp.expand_dims(bias.astype(x.dtype), tuple(range(y.ndim - bias.ndim)))
 
 
 def embed(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
-    """The rows of the table that `ids` name. An id outside the table gives NaN, never a neighbour's row."""
-    return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
+    """The rows of the table that `ids` name. An id outside the table, negative ones too, gives NaN, never a row."""
+    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)

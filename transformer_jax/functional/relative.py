@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from transformer_jax.functional.precision import matmul_precision
+
 
 def relative_distances(num_queries: int, num_keys: int) -> Int[Array, "R"]:
     """S, S - 1, ..., 1 - T: how far a key may stand before its query, or after it, in the order of `relative_shift`.
@@ -56,8 +58,7 @@ def relative_position_scores(
         num_keys: S.
         places: as in `relative_shift`.
     """
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    scores = jnp.einsum("BTNH,BRNH->BNTR", query, distance_key, preferred_element_type=wide)
+    scores = _product("BTNH,BRNH->BNTR", query, distance_key)
     return relative_shift(scores, num_keys, places)
 
 
@@ -65,6 +66,11 @@ def segment_scores(
     query: Float[Array, "B T N H"], segment_key: Float[Array, "2 N H"], same: Bool[Array, "#B 1 #T #S"]
 ) -> Float[Array, "B N T S"]:
     """q_i s_ij: one of two keys, the first where query and key are of the same segment (Yang et al. 2019, 2.5)."""
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    scores = jnp.einsum("BTNH,GNH->GBNT", query, segment_key, preferred_element_type=wide)
+    scores = _product("BTNH,GNH->GBNT", query, segment_key)
     return jnp.where(same, scores[0, ..., None], scores[1, ..., None])
+
+
+def _product(axes: str, query: Array, key: Array) -> Array:
+    """A product of queries and keys, in float32 at least."""
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    return jnp.einsum(axes, query, key, preferred_element_type=wide, precision=matmul_precision(query.dtype))

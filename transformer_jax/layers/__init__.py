@@ -1,7 +1,7 @@
 """Parameters and the pure functions that use them: Flax modules as immutable pytrees."""
 
 from transformer_jax.layers.attention import KeyValue, MultiHeadAttention, Rotary
-from transformer_jax.layers.block import Block, Cache, NormPlacement, Residual, Seen
+from transformer_jax.layers.block import Block, NormPlacement, Residual, Seen
 from transformer_jax.layers.experts import Experts, ExpertsConfig, balance_loss, feed_forward_or_experts
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.linear import Embedding, Linear, places
@@ -17,11 +17,10 @@ from transformer_jax.layers.parameter import (
     zeros,
 )
 from transformer_jax.layers.relative_attention import RelativeAttention, RelativeBlock, View
-from transformer_jax.layers.stack import Stack
+from transformer_jax.layers.stack import Rematerialize, Stack
 
 __all__ = [
     "Block",
-    "Cache",
     "Embedding",
     "Experts",
     "ExpertsConfig",
@@ -35,6 +34,7 @@ __all__ = [
     "RMSNorm",
     "RelativeAttention",
     "RelativeBlock",
+    "Rematerialize",
     "Residual",
     "Rotary",
     "Seen",

@@ -17,13 +17,6 @@ from transformer_jax.layers.norm import Norm
 NormPlacement = Literal["post", "pre"]
 
 
-class Cache(NamedTuple):
-    """What a decoder block remembers: its own keys and values so far, and those of the encoder's output."""
-
-    own: KeyValue
-    memory: KeyValue | None
-
-
 class Seen(NamedTuple):
     """What can be seen of a block at work: attention to itself and to the encoder's output, the use of its experts."""
 
@@ -82,29 +75,29 @@ class Block(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"] | None = None,
+        memory: Float[Array, "B S D"] | KeyValue | None = None,
         *,
         mask: Mask | Array | None = None,
         bias: Float[Array, "#B #N #T #S"] | None = None,
         memory_mask: Mask | Array | None = None,
         positions: Int[Array, "#B T"] | None = None,
         valid: Bool[Array, "B T"] | None = None,
-        cache: Cache | None = None,
+        cache: KeyValue | None = None,
         start: Int[Array, ""] | int = 0,
         dropout_key: Key[Array, "#B"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], Cache | None, Seen]:
-        """x after this layer, what it remembers, and what can be seen of its work.
+    ) -> tuple[Float[Array, "B T D"], KeyValue | None, Seen]:
+        """x after this layer, its cache, and what can be seen of its work.
 
         Args:
             x: what the layer before made.
-            memory: the encoder's output, for cross-attention.
+            memory: the encoder's output, for cross-attention; or the keys and values made of it.
             mask: what may attend to what within x.
             bias: added to the scores of self-attention.
             memory_mask: what of the memory may be attended to.
             positions: of x, where attention itself encodes them.
             valid: which of x is not padding; experts pass over the rest.
-            cache: what was remembered of all before; x is what comes new, and the cache grows by it,
-            start: from this place on.
+            cache: the keys and values of all positions before x; those of x are added,
+            start: from this position on.
             dropout_key: one key per row, or None for no dropout.
         """
         keys = split(dropout_key, 6)
@@ -112,17 +105,14 @@ class Block(nnx.Module):
         y = self.self_attention_residual.enter(x)
         known = self.self_attention.project(y, positions)
         if cache is not None:
-            known = cache.own.write(known, start)
-            cache = cache._replace(own=known)
+            known = cache = cache.write(known, start)
         y, own_weights = self.self_attention(y, known, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
         x = self.self_attention_residual.leave(x, y, keys[1])
 
         memory_weights = None
         if self.cross_attention is not None:
             y = self.cross_attention_residual.enter(x)
-            y, memory_weights = self.cross_attention(
-                y, cache.memory if cache else memory, mask=memory_mask, dropout_key=keys[2]
-            )
+            y, memory_weights = self.cross_attention(y, memory, mask=memory_mask, dropout_key=keys[2])
             x = self.cross_attention_residual.leave(x, y, keys[3])
 
         y, balance = self.feed_forward_residual.enter(x), None

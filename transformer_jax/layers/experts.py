@@ -1,7 +1,7 @@
 """A mixture of experts with its parameters: a feed-forward network of which each token uses a few of many parts."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,9 @@ class ExpertsConfig:
     num_experts: int
     num_chosen: int = 2
     """Experts that each token uses."""
-    capacity_factor: float | None = 1.25
-    """Room at each expert, as a multiple of what it would need were all used evenly; None has room for every token."""
+    capacity_factor: float | None = None
+    """Tokens that an expert of an encoder takes, as a multiple of an even share; None takes all. With a limit, whether
+    a token finds room depends on those after it, so there is none in a decoder."""
     balance_weight: float = 0.01
     """Weight in the loss of how unevenly the experts are used (Fedus et al. 2021)."""
     logit_weight: float = 0.001
@@ -34,6 +35,10 @@ class ExpertsConfig:
             raise UserError(f"num_chosen={self.num_chosen} must be from 1 to num_experts={self.num_experts}")
         if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
             raise UserError(f"capacity_factor={self.capacity_factor} must be above 0; None has room for every token")
+
+    def for_decoder(self) -> "ExpertsConfig":
+        """The same experts with room for every token, so that none depends on those after it."""
+        return replace(self, capacity_factor=None)
 
 
 class Experts(nnx.Module):

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from transformer_jax.errors import UserError
 from transformer_jax.functional import embed, linear
+from transformer_jax.functional.precision import matmul_precision
 from transformer_jax.layers.parameter import Axes, Initializer, Scheme, glorot_uniform, normal, parameter, zeros
 
 
@@ -17,6 +18,8 @@ class Linear(nnx.Module):
     def __init__(
         self, inputs: Axes, outputs: Axes, *, bias: bool = True, scheme: Scheme = glorot_uniform, rngs: nnx.Rngs
     ):
+        for axis in inputs.keys() & outputs.keys():
+            raise ValueError(f"the axis {axis!r} is an input and an output; give one of them another name")
         num_inputs = len(inputs)
         self.weight = parameter(rngs, inputs | outputs, scheme(num_inputs), decay=True, num_inputs=num_inputs)
         self.bias = parameter(rngs, outputs, zeros, decay=False) if bias else None
@@ -53,7 +56,8 @@ class Embedding(nnx.Module):
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """The score of each id, in float32: xE^T."""
         table = self.table[...].astype(x.dtype)
-        return jnp.einsum("BTD,VD->BTV", x, table, preferred_element_type=jnp.float32)
+        precision = matmul_precision(x.dtype)
+        return jnp.einsum("BTD,VD->BTV", x, table, preferred_element_type=jnp.float32, precision=precision)
 
 
 def places(length: int) -> Int[Array, "T"]:

@@ -1,7 +1,7 @@
 """A stack of equal layers: parameters with a leading layer axis, run by one scan, compiled once whatever the depth."""
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,16 @@ from jaxtyping import Array, Float, Key, PyTree
 from transformer_jax.functional.dropout import split
 from transformer_jax.layers.parameter import is_parameter
 from transformer_jax.parallel.axes import constrain
+
+Rematerialize = Literal["none", "full", "dots", "dots_without_batch"]
+"""What the backward pass computes again instead of having kept it: nothing, all of a layer, all but matrix products, or
+all but matrix products with weights (so that attention scores, which have a batch axis, are computed again too)."""
+
+_POLICIES = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_saveable,
+    "dots_without_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 
 BlockType = TypeVar("BlockType", bound=nnx.Module)
 Hidden = TypeVar("Hidden", bound=PyTree[Float[Array, "B T D"]])
@@ -22,7 +32,7 @@ class Stack(nnx.Module, Generic[BlockType]):
     Args:
         make_block: draws one block.
         num_layers: how many.
-        rematerialize: compute each layer's activations again in the backward pass instead of keeping them.
+        rematerialize: what of a layer the backward pass computes again instead of keeping it.
         unroll: layers that are compiled as one piece.
         rngs: where the blocks are drawn from.
     """
@@ -32,10 +42,12 @@ class Stack(nnx.Module, Generic[BlockType]):
         make_block: Callable[[nnx.Rngs], BlockType],
         num_layers: int,
         *,
-        rematerialize: bool = False,
+        rematerialize: Rematerialize = "none",
         unroll: int = 1,
         rngs: nnx.Rngs,
     ):
+        if rematerialize not in ("none", *_POLICIES):
+            raise ValueError(f"rematerialize={rematerialize!r} is unknown; choose none, {', '.join(_POLICIES)}")
         keys = jax.random.split(rngs.params(), num_layers)
         blocks = jax.vmap(lambda key: make_block(nnx.Rngs(key)))(keys)
         self.blocks: BlockType = jax.tree.map(_name_layer_axis, blocks, is_leaf=is_parameter)
@@ -64,8 +76,9 @@ class Stack(nnx.Module, Generic[BlockType]):
             x, out = layer(block_part_key[0], x, *block_part_key[1:])
             return _constrain(x), out
 
-        if self.rematerialize:
-            step = jax.checkpoint(step)
+        if self.rematerialize != "none":
+            # Inside a scan nothing can be merged across its iterations: the barriers against it would only cost.
+            step = jax.checkpoint(step, prevent_cse=False, policy=_POLICIES[self.rematerialize])
         keys = split(dropout_key, self.num_layers)
         stacked = None if dropout_key is None else jnp.stack(keys)  # type: ignore[arg-type]
         return jax.lax.scan(step, _constrain(x), (self.blocks, per_layer, stacked), unroll=self.unroll)

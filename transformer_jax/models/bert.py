@@ -19,6 +19,7 @@ from transformer_jax.layers import (
     LayerNorm,
     Linear,
     MultiHeadAttention,
+    Rematerialize,
     Seen,
     Stack,
     normal,
@@ -27,7 +28,7 @@ from transformer_jax.layers import (
     same_normal,
     zeros,
 )
-from transformer_jax.models.checks import check_heads, check_rates, check_sizes
+from transformer_jax.models.checks import check_heads, check_rates, check_sizes, check_tokens
 from transformer_jax.models.precision import Precision, compute_dtype
 from transformer_jax.parallel.axes import constrain
 
@@ -78,8 +79,9 @@ class BertConfig:
     """tanh in BERT and RoBERTa, relu in DistilBERT."""
     dtype: Precision = "auto"
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
-    rematerialize: bool = False
-    """Compute each layer's activations again in the backward pass instead of keeping them."""
+    rematerialize: Rematerialize = "none"
+    """What the backward pass computes again to save memory: nothing, a layer's activations (full), all but the results
+    of matrix products (dots), or all but those of products with weights (dots_without_batch)."""
     unroll: int = 1
     """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
@@ -189,23 +191,27 @@ class Bert(nnx.Module):
 
     def pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:
         """A vector for the whole text, from that of its first token."""
+        self._check_head("pooler")
         activation = jnp.tanh if self.config.pooler_activation == "tanh" else activation_function("relu")
         return activation(self.pooler(x[:, 0]))
 
     def masked_lm(self, x: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
         """The logits of the token that was masked, at each of the places that x is of."""
+        self._check_head("masked_lm")
         hidden = self.transform_norm(activation_function(self.config.activation)(self.transform(x)))
         logits = self.embedding.logits(hidden) + self.output_bias[None, None]
         return constrain(logits, "batch", "length", "vocab")
 
     def next_sentence(self, x: Float[Array, "B T D"]) -> Float[Array, "B 2"]:
         """The logits of whether the second text follows the first: 0 is that it does, 1 that it does not."""
+        self._check_head("next_sentence")
         return self.next_sentence_output(self.pool(x)).astype(jnp.float32)
 
     def classify(
         self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, "#B"] | None = None
     ) -> Float[Array, "B labels"]:
         """The logits of the label of the whole text."""
+        self._check_head("classifier")
         pooled = dropout(self.pool(x), self.config.dropout_rate, dropout_key)
         return self.classifier_output(pooled).astype(jnp.float32)
 
@@ -213,11 +219,18 @@ class Bert(nnx.Module):
         self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, "#B"] | None = None
     ) -> Float[Array, "B T labels"]:
         """The logits of the label of each token."""
+        self._check_head("tagger")
         return self.tagger_output(dropout(x, self.config.dropout_rate, dropout_key)).astype(jnp.float32)
 
     def span(self, x: Float[Array, "B T D"]) -> Float[Array, "B T 2"]:
         """The logits of each token to be the first and the last of an answer."""
+        self._check_head("span")
         return self.span_output(x).astype(jnp.float32)
+
+    def _check_head(self, head: Head) -> None:
+        if head not in self.config.heads:
+            there = ", ".join(self.config.heads) or "none"
+            raise UserError(f"the model has no head {head!r} (its heads: {there}); make or load one with it in heads")
 
     def _encode(
         self,
@@ -229,6 +242,7 @@ class Bert(nnx.Module):
         key: Array | None = None,
         watch: bool = False,
     ) -> tuple[Array, Seen]:
+        check_tokens(ids=ids, types=types, segments=segments, positions=positions)
         embedding_key, key = split(key, 2)
         valid = jnp.not_equal(ids, self.pad_id) if valid is None else valid
         mask = padding(valid)

@@ -2,6 +2,11 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
 from transformer_jax.errors import UserError
 
 
@@ -22,7 +27,35 @@ def check_rates(config: Any, *names: str) -> None:
 def check_head(config: Any) -> None:
     """Raise unless the model of a config has an output layer."""
     if not config.lm_head:
-        raise UserError("the model has no output layer (lm_head=False); its `hidden` states are what it gives")
+        raise UserError(
+            "the model has no output layer (lm_head=False): it gives hidden states, and no logits; "
+            "load or train one with lm_head=True"
+        )
+
+
+def check_tokens(**arrays: Array | None) -> None:
+    """Raise unless each of these, by its name in the call, is None or whole numbers with the axes [batch, length]."""
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if not hasattr(array, "dtype") or not jnp.issubdtype(array.dtype, jnp.integer):
+            given = getattr(array, "dtype", type(array).__name__)
+            raise TypeError(f"{name} must be an array of integers; got {given}")
+        if array.ndim != 2:
+            hint = f"; give {name}[None] for one row" if array.ndim == 1 else ""
+            raise ValueError(f"{name} needs the axes [batch, length]; got shape {array.shape}{hint}")
+
+
+def check_room(length: int, max_length: int, begins: Int[Array, "B"] | None = None) -> None:
+    """Raise if decoding `length` tokens needs more positions than are learned.
+
+    Where the rows begin is not known under a trace: there a position that is not learned gives NaN.
+    """
+    if isinstance(begins, jax.core.Tracer):
+        return
+    longest = length - (0 if begins is None else int(np.min(begins)))
+    if longest > max_length:
+        raise UserError(f"there are learned positions for max_length={max_length} tokens; {longest} are asked for")
 
 
 def check_heads(d_model: int, num_heads: int) -> None:

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from transformer_jax.errors import UserError
 from transformer_jax.functional.dropout import split
 from transformer_jax.layers import Block, Seen, balance_loss
+from transformer_jax.models.checks import check_tokens
 from transformer_jax.models.decoding_state import DecodingState
 
 Segments = tuple[Int[Array, "B S"], Int[Array, "B T"]]
@@ -58,6 +60,7 @@ class EncoderDecoder(nnx.Module):
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> tuple[Float[Array, "B T V"], Float[Array, ""]]:
         """The logits, and what unevenly used experts add to the sum of the losses."""
+        self._check_decoder(source=source, target=target, source_segments=segments and segments[0])
         encoder_key, decoder_key = split(dropout_key, 2)
         memory, encoder = self._encode(source, segments, encoder_key)
         x, decoder = self._decode(target, memory, source, segments, decoder_key)
@@ -67,25 +70,35 @@ class EncoderDecoder(nnx.Module):
 
     def hidden(self, source: Int[Array, "B S"], target: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """A vector for each target token: what the logits are made of."""
+        self._check_decoder(source=source, target=target)
         return self._decode(target, self.encode(source), source)[0]
 
     def encode(self, source: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         """A vector for each source token: what the decoder reads."""
+        check_tokens(source=source)
         return self._encode(source)[0]
 
     def attention(self, source: Int[Array, "B S"], target: Int[Array, "B T"]) -> AttentionWeights:
         """What attends to what, in every layer and head of the same pass."""
+        self._check_decoder(source=source, target=target)
         memory, encoder = self._encode(source, watch=True)
         _, decoder = self._decode(target, memory, source, watch=True)
         return AttentionWeights(encoder.own, decoder.own, decoder.memory)  # type: ignore[arg-type]
 
     def start(self, source: Int[Array, "B S"], length: int) -> DecodingState:
         """Read the source and make room for `length` target tokens, to be given to `decode`."""
+        self._check_decoder(source=source)
         memory = self.encode(source)
         known = jax.vmap(lambda block: block.cross_attention.project(memory))(self._decoder_blocks())
         num_layers, num_rows, _, num_heads, head_size = known.key.shape
         shape = (num_layers, num_rows, length, num_heads, head_size)
         return DecodingState.empty(shape, memory.dtype, memory=known, source_valid=self._valid(source))
+
+    def _check_decoder(self, **arrays: Array | None) -> None:
+        """Raise unless there is a decoder and these are token ids."""
+        check_tokens(**arrays)
+        if not self.config.num_decoder_layers:
+            raise UserError("the model is an encoder alone (num_decoder_layers=0); use its `encode`")
 
     def _valid(self, ids: Int[Array, "B T"]) -> Bool[Array, "B T"]:
         return jnp.not_equal(ids, self.pad_id)

@@ -21,6 +21,7 @@ from transformer_jax.layers import (
     LayerNorm,
     MultiHeadAttention,
     Norm,
+    Rematerialize,
     RMSNorm,
     Rotary,
     Seen,
@@ -31,7 +32,7 @@ from transformer_jax.layers import (
     places,
     same_normal,
 )
-from transformer_jax.models.checks import check_head, check_heads, check_rates, check_sizes
+from transformer_jax.models.checks import check_head, check_heads, check_rates, check_room, check_sizes, check_tokens
 from transformer_jax.models.decoding_state import DecodingState
 from transformer_jax.models.precision import Precision, compute_dtype
 from transformer_jax.parallel.axes import constrain
@@ -79,13 +80,14 @@ class GPTConfig:
     rotary_base: float = 10_000.0
     rotary_scaling: RotaryScaling | None = None
     experts: ExpertsConfig | None = None
-    """Experts in place of each feed-forward network."""
+    """Experts in place of each feed-forward network; their capacity_factor must be None."""
     lm_head: bool = True
     """Whether there is an output layer. Without, the model has hidden states and nothing else."""
     dtype: Precision = "auto"
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
-    rematerialize: bool = False
-    """Compute each layer's activations again in the backward pass instead of keeping them."""
+    rematerialize: Rematerialize = "none"
+    """What the backward pass computes again to save memory: nothing, a layer's activations (full), all but the results
+    of matrix products (dots), or all but those of products with weights (dots_without_batch)."""
     unroll: int = 1
     """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
@@ -97,6 +99,11 @@ class GPTConfig:
             check_heads(self.d_model, self.num_heads)
         if self.num_heads % (self.num_key_heads or 1):
             raise UserError(f"num_heads={self.num_heads} is no multiple of num_key_heads={self.num_key_heads}")
+        if self.experts is not None and self.experts.capacity_factor is not None:
+            raise UserError(
+                f"experts.capacity_factor={self.experts.capacity_factor} makes a token depend on those after it, and "
+                "generation would compute another function than training; set it to None"
+            )
         if self.positions == "rotary" and self.size_of_head % 2:
             raise UserError(f"a head has {self.size_of_head} features; rotary positions need an even number")
 
@@ -243,6 +250,7 @@ class GPT(nnx.Module):
         key: Array | None = None,
         watch: bool = False,
     ) -> tuple[Array, Seen]:
+        check_tokens(ids=ids, segments=segments, positions=positions)
         embedding_key, key = split(key, 2)
         mask = causal()
         if valid is not None:
@@ -266,13 +274,16 @@ class GPT(nnx.Module):
         return constrain(logits, "batch", "length", "vocab")
 
     def start(self, num_rows: int, length: int, begins: Int[Array, "B"] | None = None) -> DecodingState:
-        """Room for `length` tokens, to be given to `decode`; the text of a row may begin at a later place."""
+        """Room for `length` tokens, to be given to `decode`; rows padded on the left begin at later positions."""
         config = self.config
+        if config.positions == "learned":
+            check_room(length, config.max_length, begins)
         shape = (config.num_layers, num_rows, length, config.num_key_heads or config.num_heads, config.size_of_head)
         return DecodingState.empty(shape, compute_dtype(config.dtype), begins=begins)
 
     def decode(self, tokens: Int[Array, "B T"], state: DecodingState) -> tuple[Float[Array, "B T V"], DecodingState]:
         """The logits after each of the T next tokens, and the state after them: `__call__`, piece by piece."""
+        check_tokens(tokens=tokens)
         start, valid = state.position, None
         mask, positions = causal(offset=start), (start + jnp.arange(tokens.shape[1]))[None]
         if state.begins is not None:

@@ -18,6 +18,7 @@ from transformer_jax.layers import (
     ExpertsConfig,
     FeedForward,
     MultiHeadAttention,
+    Rematerialize,
     RMSNorm,
     Seen,
     Stack,
@@ -76,8 +77,9 @@ class T5Config:
     """Whether there is an output layer. Without, the model has hidden states and nothing else."""
     dtype: Precision = "auto"
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
-    rematerialize: bool = False
-    """Compute each layer's activations again in the backward pass instead of keeping them."""
+    rematerialize: Rematerialize = "none"
+    """What the backward pass computes again to save memory: nothing, a layer's activations (full), all but the results
+    of matrix products (dots), or all but those of products with weights (dots_without_batch)."""
     unroll: int = 1
     """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
@@ -90,10 +92,10 @@ class T5Config:
                 f"num_decoder_layers={self.num_decoder_layers} must be at least 1; or 0, for an encoder alone, with "
                 "lm_head=False"
             )
-        if self.num_buckets % 4 or self.max_distance <= self.num_buckets // 2:
+        if self.num_buckets < 4 or self.max_distance <= self.num_buckets // 2:
             raise UserError(
-                f"num_buckets={self.num_buckets} must be a multiple of 4, and max_distance={self.max_distance} above "
-                "half of it"
+                f"num_buckets={self.num_buckets} must be at least 4, and max_distance={self.max_distance} above half "
+                "of it"
             )
 
     @classmethod
@@ -147,6 +149,7 @@ class T5(EncoderDecoder):
 
     def decode(self, tokens: Int[Array, "B T"], state: DecodingState) -> tuple[Float[Array, "B T V"], DecodingState]:
         """The logits after each of the T next tokens, and the state after them: `__call__`, piece by piece."""
+        self._check_decoder(tokens=tokens)
         x, state = self.decoder.go_on(self._embed(tokens), state)
         return self.logits(x), state
 
@@ -208,11 +211,13 @@ class _T5Stack(nnx.Module):
                 rngs=rngs,
             )
 
+        experts = config.experts and (config.experts.for_decoder() if decoder else config.experts)
+
         def feed_forward(rngs: nnx.Rngs) -> FeedForward | Experts:
             return feed_forward_or_experts(
                 config.d_model,
                 config.d_ff,
-                config.experts,
+                experts,
                 config.activation,
                 config.dropout_rate,
                 gated=config.gated,
@@ -266,11 +271,12 @@ class _T5Stack(nnx.Module):
         memory_mask = padding(state.source_valid)  # type: ignore[arg-type]
         mask, bias = causal(offset=start), self._bias(start, x.shape[1], state.capacity)
 
-        def layer(block, x, cache, key):
-            x, cache, _ = block(x, mask=mask, bias=bias, memory_mask=memory_mask, cache=cache, start=start)
+        def layer(block, x, cache_and_memory, key):
+            cache, memory = cache_and_memory
+            x, cache, _ = block(x, memory, mask=mask, bias=bias, memory_mask=memory_mask, cache=cache, start=start)
             return x, cache
 
-        x, cache = self.layers(layer, x, per_layer=state.cache)
+        x, cache = self.layers(layer, x, per_layer=(state.cache, state.memory))
         return self.norm(x), replace(state, cache=cache, position=start + x.shape[1])
 
     def _bias(self, start: Array | int, num_queries: int, num_keys: int) -> Float[Array, "1 N T S"]:

@@ -22,6 +22,7 @@ from transformer_jax.layers import (
     LayerNorm,
     MultiHeadAttention,
     NormPlacement,
+    Rematerialize,
     Seen,
     Stack,
     feed_forward_or_experts,
@@ -29,7 +30,7 @@ from transformer_jax.layers import (
     places,
     zeros,
 )
-from transformer_jax.models.checks import check_heads, check_rates, check_sizes
+from transformer_jax.models.checks import check_heads, check_rates, check_room, check_sizes, check_tokens
 from transformer_jax.models.decoding_state import DecodingState
 from transformer_jax.models.encoder_decoder import EncoderDecoder, Segments
 from transformer_jax.models.precision import Precision, compute_dtype
@@ -78,19 +79,26 @@ class TransformerConfig:
     """Multiply the embedding by sqrt(d_model) (3.4)."""
     output_bias: bool = False
     """Add a learned number to the logit of each id."""
+    decoder_num_heads: int | None = None
+    """Attention heads of the decoder; None has as many as the encoder,"""
+    decoder_d_ff: int | None = None
+    """and the size inside its feed-forward network."""
     experts: ExpertsConfig | None = None
     """Experts in place of each feed-forward network."""
     dtype: Precision = "auto"
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
-    rematerialize: bool = False
-    """Compute each layer's activations again in the backward pass instead of keeping them."""
+    rematerialize: Rematerialize = "none"
+    """What the backward pass computes again to save memory: nothing, a layer's activations (full), all but the results
+    of matrix products (dots), or all but those of products with weights (dots_without_batch)."""
     unroll: int = 1
     """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
     def __post_init__(self):
         check_sizes(self, "d_model", "num_heads", "d_ff", "num_encoder_layers", "num_decoder_layers", "max_length")
+        check_sizes(self, "decoder_num_heads", "decoder_d_ff")
         check_rates(self, "dropout_rate", "attention_dropout_rate", "activation_dropout_rate")
         check_heads(self.d_model, self.num_heads)
+        check_heads(self.d_model, self.decoder_num_heads or self.num_heads)
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise UserError(f"d_model={self.d_model} is odd; sinusoidal positions need an even one")
         if self.positions == "learned" and (self.sinusoids != "interleaved" or self.position_start):
@@ -154,17 +162,25 @@ class Transformer(EncoderDecoder):
             self.encoder_norm = LayerNorm(d_model, config.norm_epsilon, rngs=rngs)
             self.decoder_norm = LayerNorm(d_model, config.norm_epsilon, rngs=rngs)
 
+    def start(self, source: Int[Array, "B S"], length: int) -> DecodingState:
+        """Read the source and make room for `length` target tokens, to be given to `decode`."""
+        if self.config.positions == "learned":
+            check_room(length, self.config.max_length)
+        return super().start(source, length)
+
     def decode(self, tokens: Int[Array, "B T"], state: DecodingState) -> tuple[Float[Array, "B T V"], DecodingState]:
         """The logits after each of the T next tokens, and the state after them: `__call__`, piece by piece."""
+        check_tokens(tokens=tokens)
         start, mask = state.position, causal(offset=state.position)
         memory_mask = padding(state.source_valid)  # type: ignore[arg-type]
 
-        def layer(block, x, cache, key):
-            x, cache, _ = block(x, mask=mask, memory_mask=memory_mask, cache=cache, start=start)
+        def layer(block, x, cache_and_memory, key):
+            cache, memory = cache_and_memory
+            x, cache, _ = block(x, memory, mask=mask, memory_mask=memory_mask, cache=cache, start=start)
             return x, cache
 
         x = self._embed(tokens, side="target", start=start)
-        x, cache = self.decoder(layer, x, per_layer=state.cache)
+        x, cache = self.decoder(layer, x, per_layer=(state.cache, state.memory))
         x = self.decoder_norm(x) if self.config.norm == "pre" else x
         return self.logits(x), replace(state, cache=cache, position=start + tokens.shape[1])
 
@@ -242,12 +258,18 @@ class Transformer(EncoderDecoder):
 
 
 def _stack(config: TransformerConfig, num_layers: int, *, cross_attention: bool, rngs: nnx.Rngs) -> Stack[Block]:
+    num_heads, d_ff = config.num_heads, config.d_ff
+    if cross_attention:
+        num_heads, d_ff = config.decoder_num_heads or num_heads, config.decoder_d_ff or d_ff
+
     def attention(rngs: nnx.Rngs) -> MultiHeadAttention:
-        return MultiHeadAttention(config.d_model, config.num_heads, config.attention_dropout_rate, rngs=rngs)
+        return MultiHeadAttention(config.d_model, num_heads, config.attention_dropout_rate, rngs=rngs)
+
+    experts = config.experts and (config.experts.for_decoder() if cross_attention else config.experts)
 
     def feed_forward(rngs: nnx.Rngs) -> FeedForward | Experts:
-        shape, dropout_rate = (config.d_model, config.d_ff), config.activation_dropout_rate
-        return feed_forward_or_experts(*shape, config.experts, config.activation, dropout_rate, rngs=rngs)
+        shape, dropout_rate = (config.d_model, d_ff), config.activation_dropout_rate
+        return feed_forward_or_experts(*shape, experts, config.activation, dropout_rate, rngs=rngs)
 
     def block(rngs: nnx.Rngs) -> Block:
         return Block(

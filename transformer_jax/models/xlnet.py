@@ -21,6 +21,7 @@ from transformer_jax.layers import (
     LayerNorm,
     RelativeAttention,
     RelativeBlock,
+    Rematerialize,
     Stack,
     View,
     normal,
@@ -28,7 +29,7 @@ from transformer_jax.layers import (
     same_normal,
     zeros,
 )
-from transformer_jax.models.checks import check_heads, check_rates, check_sizes
+from transformer_jax.models.checks import check_head, check_heads, check_rates, check_sizes, check_tokens
 from transformer_jax.models.precision import Precision, compute_dtype
 from transformer_jax.parallel.axes import constrain
 
@@ -70,8 +71,9 @@ class XLNetConfig:
     """Let no token see a later one, as in Transformer-XL."""
     dtype: Precision = "auto"
     """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
-    rematerialize: bool = False
-    """Compute each layer's activations again in the backward pass instead of keeping them."""
+    rematerialize: Rematerialize = "none"
+    """What the backward pass computes again to save memory: nothing, a layer's activations (full), all but the results
+    of matrix products (dots), or all but those of products with weights (dots_without_batch)."""
     unroll: int = 1
     """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
 
@@ -215,6 +217,7 @@ class XLNet(nnx.Module):
 
     def logits(self, x: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
         """The logits of the token at each of the places that x is of."""
+        check_head(self.config)
         logits = self.embedding.logits(x) + self.output_bias[None, None]
         return constrain(logits, "batch", "length", "vocab")
 
@@ -232,6 +235,7 @@ class XLNet(nnx.Module):
         remember: bool = False,
     ) -> tuple[Array, "_Seen"]:
         """The last of the query stream, if there are places, or else of the content stream."""
+        check_tokens(ids=ids, types=types, places=places, segments=segments)
         content_key, query_key, distance_key, key, last_key = split(key, 5)
         config, (num_rows, num_tokens) = self.config, ids.shape
         num_remembered = 0 if memory is None else memory.shape[2]

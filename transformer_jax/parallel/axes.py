@@ -17,12 +17,18 @@ RULES: dict[str, tuple[str, ...]] = {
 
 
 def partition(names: tuple[str | None, ...], mesh_axes: tuple[str, ...]) -> PartitionSpec:
-    """The partition of an array with these logical axes over those axes of a mesh; each mesh axis is used once."""
-    free = list(mesh_axes)
-    spec = []
+    """The partition of an array with these logical axes over those axes of a mesh. None can be used twice."""
+    spec: list[tuple[str, ...] | None] = []
+    taken: dict[str, str | None] = {}
     for name in names:
-        used = tuple(axis for axis in RULES.get(name or "", ()) if axis in free)
-        free = [axis for axis in free if axis not in used]
+        used = tuple(axis for axis in RULES.get(name or "", ()) if axis in mesh_axes)
+        for axis in used:
+            if axis in taken:
+                raise ValueError(
+                    f"the axes {taken[axis]!r} and {name!r} of an array {names} both lie on the mesh axis {axis!r}; "
+                    f"name one of them None, or use a mesh without {axis!r}"
+                )
+            taken[axis] = name
         spec.append(used or None)
     return PartitionSpec(*spec)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 StrategyName = Literal["auto", "jit", "pmap"]
 Batch = Mapping[str, np.ndarray]
@@ -28,22 +28,29 @@ class Strategy:
         count = jax.local_device_count()
         return cls(count, "data") if name == "pmap" or (name == "auto" and count > 1) else cls(1, None)
 
+    @property
+    def devices(self) -> list[jax.Device]:
+        """In the order in which a batch is divided over them: the same in training, evaluation and decoding."""
+        return jax.local_devices()[: self.num_devices]
+
     def describe(self) -> str:
         """Where a step runs, for people."""
-        kind = jax.local_devices()[0].device_kind
+        kind = self.devices[0].device_kind
         return (
             f"jit on one device ({kind})" if self.axis_name is None else f"pmap on {self.num_devices} devices ({kind})"
         )
 
     def compile(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The step `(state, batch) -> (state, metrics)` compiled. The state is whole on every device, and given up."""
+        """The step `(state, batch) -> (state, metrics)` compiled. The state is replicated, and donated."""
         if self.axis_name is None:
             return jax.jit(step, donate_argnums=0)
-        mapped = jax.pmap(step, self.axis_name, in_axes=(None, 0), out_axes=None, donate_argnums=0)
+        mapped = jax.pmap(
+            step, self.axis_name, in_axes=(None, 0), out_axes=None, devices=self.devices, donate_argnums=0
+        )
         return lambda state, batch: mapped(state, jax.tree.map(self._share_out, batch))
 
     def replicate(self, tree: Any) -> Any:
-        """A tree of arrays, whole on every device."""
+        """A tree of arrays, replicated on every device."""
         return jax.device_put(tree, self._sharding(PartitionSpec()))
 
     def place(self, batch: Batch) -> dict[str, jax.Array]:
@@ -65,11 +72,10 @@ class Strategy:
             yield upcoming
 
     def _sharding(self, spec: PartitionSpec) -> Sharding:
-        devices = jax.local_devices()[: self.num_devices]
         if self.axis_name is None:
-            return SingleDeviceSharding(devices[0])
-        mesh = jax.make_mesh((self.num_devices,), (self.axis_name,), axis_types=(AxisType.Auto,), devices=devices)
-        return NamedSharding(mesh, spec)
+            return SingleDeviceSharding(self.devices[0])
+        # Not `jax.make_mesh`, which reorders the chips of a TPU host: pmap does not, and jit refuses to mix the two.
+        return NamedSharding(Mesh(np.array(self.devices), self.axis_name, axis_types=(AxisType.Auto,)), spec)
 
     def _share_out(self, x: np.ndarray) -> np.ndarray:
         if x.shape[0] % self.num_devices:
