@@ -1,13 +1,18 @@
 """Train a model: `python train.py [CONFIG.py] [--flags]`. Without a config it trains configs/dates.py."""
 
 import runpy
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+if __name__ == "__main__":
+    # The imports below take seconds. Ctrl-C ends them as it ends any program, without a stack trace.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import tyro
 
-from transformer_jax.commands.errors import user_errors
+from transformer_jax.commands.errors import run_program, user_errors
 from transformer_jax.commands.train import train_and_show
 from transformer_jax.errors import UserError
 from transformer_jax.parallel import prepare_host
@@ -34,7 +39,12 @@ def parse(arguments: list[str]) -> Config:
     )
 
 
-if __name__ == "__main__":
-    prepare_host()
+def main() -> None:
+    """Train what the command line asks for."""
     with user_errors():
+        prepare_host()
         train_and_show(parse(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run_program(main)

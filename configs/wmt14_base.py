@@ -11,7 +11,7 @@ from transformer_jax.training import Config, OptimizerConfig
 
 config = Config(
     model=TransformerConfig.base(vocab_size=37_000, pad_id=None),
-    data=Tfds("wmt14_translate/de-en", features={"source": "en", "target": "de"}),
+    data=Tfds("wmt14_translate/de-en", features={"source": "en", "target": "de"}, allow_empty=True),
     tokenizer=TokenizerConfig(kind="bpe", vocab_size=37_000),
     batching=BatchingConfig(tokens=25_000, pack_length=256),
     optimizer=OptimizerConfig(schedule="inverse_square_root", warmup_steps=4_000, beta1=0.9, beta2=0.98, epsilon=1e-9),

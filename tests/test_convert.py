@@ -3,15 +3,22 @@
 import json
 import os
 import sys
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 import train
+from tests.interop.checkpoints import changed
 from tests.test_configs import ROOT, TEXT, TINY
-from transformer_jax import from_pretrained
+from transformer_jax import from_pretrained, save_pretrained
 from transformer_jax.__main__ import main
+from transformer_jax.data import Tokenizer, TokenizerConfig
+from transformer_jax.interop import SpecialIds
+from transformer_jax.interop.tokenizers import save_tokenizer
+from transformer_jax.models import Transformer, TransformerConfig
 from transformer_jax.training import Run
 from transformer_jax.training import train as run_training
 
@@ -41,7 +48,7 @@ def command(monkeypatch, capsys):
 def test_out_and_back_are_the_same_weights_and_the_same_text(run, tmp_path, command, monkeypatch):
     assert command("convert", run, tmp_path / "hf")[0] == 0
     assert {path.name for path in (tmp_path / "hf").iterdir()} == {
-        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     }
     assert command("convert", tmp_path / "hf", tmp_path / "back")[0] == 0
     first, second = (Run.open(path).restored_model()[0] for path in (run, tmp_path / "back"))
@@ -62,6 +69,58 @@ def test_out_and_back_are_the_same_weights_and_the_same_text(run, tmp_path, comm
     assert code == 0 and out.count("\n") == 1, error
 
 
+def test_special_ids_go_out_and_come_back(run, tmp_path, command):
+    command("convert", run, tmp_path / "hf")
+    ours = Run.open(run).task.tokenizer
+    expected = SpecialIds(ours.begin_id, (ours.end_id,), ours.pad_id)
+    assert from_pretrained(tmp_path / "hf").special_ids == expected
+    fields = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
+    assert fields == {"bos_token_id": ours.begin_id, "eos_token_id": ours.end_id, "pad_token_id": ours.pad_id}
+    # What generation_config.json says comes before what the names of the tokens say.
+    other = ours.find("a")
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps({"eos_token_id": [other, ours.begin_id]}))
+    assert command("convert", tmp_path / "hf", tmp_path / "back")[0] == 0
+    theirs = Run.open(tmp_path / "back").task.tokenizer
+    assert (theirs.begin_id, theirs.end_id, theirs.pad_id) == (ours.begin_id, other, ours.pad_id)
+    assert command("convert", tmp_path / "back", tmp_path / "again")[0] == 0
+    assert from_pretrained(tmp_path / "again").special_ids == replace(expected, end=(other,))
+
+
+def test_a_translator_keeps_what_its_targets_begin_with(tmp_path, command):
+    tokenizer = Tokenizer.train(["a b c d e f g h"], TokenizerConfig(kind="characters"))
+    config = replace(TransformerConfig.base(vocab_size=tokenizer.vocab_size), pad_id=tokenizer.pad_id)
+    small = {"d_model": 8, "num_heads": 2, "d_ff": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    model = Transformer(replace(config, **small, norm="pre", norm_epsilon=1e-5), rngs=nnx.Rngs(0))
+    for start in (tokenizer.begin_id, tokenizer.pad_id, tokenizer.end_id):
+        folder = tmp_path / str(start)
+        special = SpecialIds(tokenizer.begin_id, (tokenizer.end_id,), tokenizer.pad_id, start)
+        save_pretrained(model, folder / "hf", tokenizer=tokenizer, special_ids=special)
+        assert command("convert", folder / "hf", folder / "run")[0] == 0
+        assert Run.open(folder / "run").task.start_id == start
+        assert command("convert", folder / "run", folder / "again")[0] == 0
+        assert from_pretrained(folder / "again").special_ids.decoder_start == start
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"decoder_start_token_id": 1}, "decoder_start_token_id=1, but a T5 here begins its targets with its padding"),
+        ({"forced_bos_token_id": 1}, "forced_bos_token_id=1 would not be honoured by a run"),
+        ({"eos_token_id": 39}, "the checkpoint's end id is 39, which is no token of its tokenizer"),
+    ],
+)
+def test_what_a_run_would_not_honour_is_an_error(tmp_path, command, fields, message):
+    tokenizer = Tokenizer.train(["a b c"], TokenizerConfig(kind="characters"))
+    (tmp_path / "hf").mkdir()
+    changed(
+        tmp_path / "hf", "t5_v1_0", **{"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.end_id, **fields}
+    )
+    save_tokenizer(tokenizer, tmp_path / "hf")
+    code, output = command("convert", tmp_path / "hf", tmp_path / "run")
+    assert code == 1 and message in output.err and output.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_is_there_is_not_overwritten(run, tmp_path, command):
     (tmp_path / "file").write_text("mine")
     code, output = command("convert", run, tmp_path)
@@ -75,7 +134,9 @@ def test_a_checkpoint_without_a_tokenizer_says_how_to_give_one(run, tmp_path, co
     code, output = command("convert", tmp_path / "hf", tmp_path / "back")
     assert code == 1 and "give one with --tokenizer" in output.err and output.err.count("\n") == 1
     assert not (tmp_path / "back").exists()
-    assert command("convert", tmp_path / "hf", tmp_path / "back", "--tokenizer", tokenizer)[0] == 0
+    (tmp_path / "hf" / "tokenizer.json").write_text("{}")
+    code, output = command("convert", tmp_path / "hf", tmp_path / "back", "--tokenizer", tokenizer)
+    assert code == 0 and output.err.startswith("note: the tokenizer in ") and output.err.count("\n") == 1
 
 
 def test_what_is_neither_is_named(tmp_path, command):

@@ -8,7 +8,7 @@ from transformer_jax.commands.attention import Attention
 from transformer_jax.commands.checkpoints import Average, List
 from transformer_jax.commands.convert import Convert
 from transformer_jax.commands.doctor import Doctor
-from transformer_jax.commands.errors import user_errors
+from transformer_jax.commands.errors import run_program, user_errors
 from transformer_jax.commands.evaluate import Evaluate
 from transformer_jax.commands.generate import Generate
 from transformer_jax.parallel import prepare_host
@@ -26,10 +26,10 @@ Command = (
 
 def main() -> None:
     """Run the command that was typed."""
-    prepare_host()
     with user_errors():
+        prepare_host()
         tyro.cli(Command, prog="python -m transformer_jax", description="Use a trained model.").run()
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -75,16 +75,31 @@ def test_a_worker_process_makes_the_same_batches():
     np.testing.assert_array_equal(made[5]["target"], again[5]["target"])
 
 
+@pytest.mark.parametrize("kind", ["rows", "chunks"])
+def test_a_worker_process_maps_the_examples_and_is_not_sent_them(tmp_path, kind):
+    store = Store.write(tmp_path / "store", [[{"text": [n % 100] * 100} for n in range(1000)]], vocab_size=100)
+    layouts = {
+        "rows": lambda: Rows(store, BatchingConfig(1000), pad_id=PAD),
+        "chunks": lambda: Chunks(store, length=64, batch_rows=4, pad_id=PAD),
+    }
+    made = Batches(layouts[kind]())
+    pickled = pickle.dumps(made)
+    assert len(pickled) < 25_000
+    np.testing.assert_array_equal(made[5]["text"], pickle.loads(pickled)[5]["text"])
+
+
 def test_rows_are_the_examples_and_padding():
-    given = {example["source"][0]: example for example in examples()}
+    given, seen = {example["source"][0]: example for example in examples()}, []
     for _, batch in batches().once():
         for source, target in zip(batch["source"], batch["target"], strict=True):
             if source[0] != PAD:
                 example = given[int(source[0])]
                 assert [x for x in source if x != PAD] == example["source"]
                 assert [x for x in target if x != PAD] == example["target"]
+                seen.append(int(source[0]))
             else:
                 assert set(source) | set(target) == {PAD}
+    assert sorted(seen) == sorted(given)
 
 
 def test_a_packed_row_tells_its_examples_apart():
@@ -112,9 +127,9 @@ def test_packing_pads_little_and_says_how_much():
     packed = Rows(store, BatchingConfig(1024, pack_length=64), pad_id=PAD)
     made = [batch for _, batch in Batches(packed).once()]
     used = sum((batch[f"{name}_segments"] > 0).sum() for batch in made for name in ("source", "target"))
-    rows_used = sum(((batch["source_segments"] > 0).any(1)).sum() * 128 for batch in made[:1])
-    assert used == np.minimum(lengths, 60).sum() and rows_used
-    assert packed.padding < 0.05
+    rows_used = sum((batch["source_segments"] > 0).any(1).sum() for batch in made)
+    assert used == np.minimum(lengths, 60).sum()
+    assert packed.padding == pytest.approx(1 - used / (rows_used * 128)) and packed.padding < 0.05
     alone = Rows(store, BatchingConfig(1024, num_buckets=1), pad_id=PAD)
     assert alone.padding == pytest.approx(
         1 - np.minimum(lengths, 60).sum() / (2000 * np.minimum(lengths, 60).max(0).sum())
@@ -163,7 +178,7 @@ def test_evaluation_sees_every_example_once(count):
 def test_only_the_examples_asked_for_are_laid_out():
     chosen = np.array([3, 50, 7])
     layout = Rows(Store.of(examples()), BatchingConfig(64), pad_id=PAD, members=chosen)
-    assert [n for _, batch in Batches(layout).once() for n in numbers(batch)] != []
+    assert sorted(n for _, batch in Batches(layout).once() for n in numbers(batch)) == [13, 17, 60]
     assert sorted(layout.members) == [3, 7, 50]
 
 

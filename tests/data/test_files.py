@@ -1,3 +1,4 @@
+import json
 import pickle
 from pathlib import Path
 
@@ -10,7 +11,7 @@ PAIRS = [
     ("He said \u201cyes\u201d\u2028and left\x85", "قال نعم"),
     ('a "quote" left open', "एक वाक्य"),
     ("a form feed\x0c a lone\rreturn", "一句中文"),
-    ("😀", ""),
+    ("😀", " é "),
 ]
 
 
@@ -67,9 +68,9 @@ def test_a_named_column_makes_the_first_line_a_header(write):
 @pytest.mark.parametrize("suffix", [".jsonl", ".ndjson"])
 def test_fields_of_objects(write, suffix):
     flat = write(
-        f"flat{suffix}", '{"source": "a\\nb \\ud83d\\ude00", "target": "\u2028"}\r\n{"target": "d", "source": "c"}'
+        f"flat{suffix}", '{"source": "a\\nb \\ud83d\\ude00", "target": "\u2028é"}\r\n{"target": "d", "source": "c"}'
     )
-    assert list(Files((flat,)).split("train")) == records([("a\nb 😀", "\u2028"), ("c", "d")])
+    assert list(Files((flat,)).split("train")) == records([("a\nb 😀", "\u2028é"), ("c", "d")])
     nested = write(f"nested{suffix}", '{"id": 1, "translation": {"en": "yes", "de": "ja"}}\n')
     data = Files((nested,), source="translation.en", target="translation.de")
     assert list(data.split("train")) == records([("yes", "ja")])
@@ -156,7 +157,7 @@ def test_a_line_with_too_few_columns_is_named_when_it_is_read(write):
         ('{"a": "text"}', "pairs.jsonl, line 2 has \"text\" where an object with 'b' was expected"),
         ('{"a": {"b": null}}', "pairs.jsonl, line 2 has null as 'a.b'; give a string"),
         ('{"a": {"b": [%s]}}' % ("1, " * 99 + "1"), "pairs.jsonl, line 2 has .{40}… as 'a.b'; give a string"),
-        ('{"a": {"b": "\\ud83d"}}', r"pairs.jsonl, line 2 has '\\ud83d' in 'a.b', which is not a character"),
+        ('{"a": {"b": "\\ud83d"}}', r"pairs.jsonl, line 2 has '\\ud83d' in 'source', which is not a character"),
     ],
 )
 def test_an_object_that_cannot_be_is_named_when_it_is_read(write, line, message):
@@ -165,6 +166,43 @@ def test_an_object_that_cannot_be_is_named_when_it_is_read(write, line, message)
     assert split[0] == {"source": "good", "target": "good"}
     with pytest.raises(UserError, match=message):
         split[1]
+
+
+EMPTY = ["", " ", "\t", "\u3000 \xa0", "\u2028"]
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_an_empty_side_of_a_pair_is_named_when_it_is_read(write, empty, side):
+    pairs = [("a", "b"), (empty, "d") if side == "source" else ("c", empty), ("e", "f")]
+    files = {
+        "two": (
+            write("two.en", "".join(f"{s}\n" for s, _ in pairs)),
+            write("two.de", "".join(f"{t}\n" for _, t in pairs)),
+        ),
+        "jsonl": (write("n.jsonl", "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in pairs)),),
+    }
+    if empty != "\t":
+        files["tsv"] = (write("n.tsv", "".join(f"{s}\t{t}\n" for s, t in pairs)),)
+    for paths in files.values():
+        split = Files(paths).split("train")
+        assert [split[0], split[2]] == records([pairs[0], pairs[2]])
+        name = paths[-1 if side == "target" else 0].name
+        message = f"{name}, line 2 has an empty {side}; remove the pair, or set allow_empty=True to keep such pairs"
+        with pytest.raises(UserError, match=message):
+            split[1]
+        assert list(Files(paths, allow_empty=True).split("train")) == records(pairs)
+
+
+def test_an_empty_line_of_a_table_is_named_with_the_line_of_the_file(write):
+    """Below a header, and when others are held out before it."""
+    lines = [f"{n}\t{n}" for n in range(100)]
+    lines[51] = "51\t"
+    split = Files((write("n.tsv", "\n".join(["source\ttarget", *lines])),), source="source", target="target").split(
+        "train"
+    )
+    with pytest.raises(UserError, match=r"n\.tsv, line 53 has an empty target"):
+        list(split)
 
 
 @pytest.mark.parametrize(

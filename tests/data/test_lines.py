@@ -124,14 +124,74 @@ def test_a_file_that_changed_is_scanned_again(tmp_path):
     assert list(Lines(path)) == ["ab", "def"]
 
 
-@pytest.mark.parametrize("left", [0, 8, 12])
+def replaced_in_place(path, other):
+    path.write_bytes(other.read_bytes())
+
+
+def replaced_by_a_rename(path, other):
+    other.replace(path)
+
+
+def replaced_through_a_link(path, other):
+    path.unlink()
+    path.symlink_to(other)
+
+
+@pytest.mark.parametrize("replaced", [replaced_in_place, replaced_by_a_rename, replaced_through_a_link])
+def test_another_file_of_the_same_size_and_time_is_scanned_again(tmp_path, replaced):
+    """As `cp -p` and `mv` put it there."""
+    path, other = written(tmp_path / "text", "ab\ncdef\n"), written(tmp_path / "other", "abcd\nef\n")
+    status = path.stat()
+    assert list(Lines(path)) == ["ab", "cdef"]
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    replaced(path, other)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert list(Lines(path)) == ["abcd", "ef"]
+
+
+def test_content_tells_files_apart_where_nothing_else_does(tmp_path, monkeypatch):
+    """On a file system that knows neither inodes nor changes of status."""
+    path = written(tmp_path / "text", "ab\ncdef\n" * 100_000)
+    status = os.stat_result((0, 0, 0, 0, 0, 0, path.stat().st_size, 0, 0, 0))
+    monkeypatch.setattr(lines.os, "fstat", lambda descriptor: status)
+    assert Lines(path)[-1] == "cdef"
+    assert Lines(written(path, "abcd\nef\n" * 100_000))[-1] == "ef"
+
+
+@pytest.mark.parametrize("data", [b"a\nbcdefg\nh", b"abcdefghi\n", b"ab\nc\ndefg\n", b"abc\ndef\nhi"])
+def test_a_file_that_is_changed_while_it_is_read_is_named(tmp_path, data):
+    path = written(tmp_path / "text", b"ab\ncd\nefg\n")
+    text = Lines(path)
+    with path.open("r+b") as file:
+        file.write(data)
+    with pytest.raises(
+        UserError, match=r"text was changed while it was being read; start again with a file that stays"
+    ):
+        list(text)
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_named(tmp_path):
+    text = Lines(written(tmp_path / "text", b"a line\n" * 10_000))
+    os.truncate(tmp_path / "text", 100)
+    with pytest.raises(UserError, match="was changed while it was being read"):
+        text[-1]
+
+
+def test_one_index_is_kept_for_a_path(tmp_path, cache):
+    for number in range(5):
+        assert len(Lines(written(tmp_path / "text", "a\n" * (number + 1)))) == number + 1
+    assert len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize("left", [0, 8, 12, 16, 24, 32, 36])
 def test_an_index_cut_short_is_made_again(tmp_path, cache, left):
     path = written(tmp_path / "text", "a\nb\nc\n")
     Lines(path)
     (index,) = cache.iterdir()
     index.write_bytes(index.read_bytes()[:left])
     assert list(Lines(path)) == ["a", "b", "c"]
-    assert index.stat().st_size == 24
+    assert list(Lines(path)) == ["a", "b", "c"]
 
 
 def test_an_index_is_there_whole_or_not_at_all(tmp_path, cache, monkeypatch):

@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 
 from transformer_jax.data.dates import Dates
+from transformer_jax.data.files import Files
 from transformer_jax.data.mixture import Mixture
 from transformer_jax.data.records import Records
 from transformer_jax.errors import UserError
@@ -134,3 +135,27 @@ def test_an_unknown_split_is_named():
     for data in (records("a", 1), Mixture((records("a", 1),), (1,))):
         with pytest.raises(UserError, match=r"'dev'.*train, valid, test"):
             data.split("dev")
+
+
+@pytest.mark.parametrize(
+    ("pair", "problem"),
+    [(("a", ""), "an empty target"), ((" ", "b"), "an empty source"), (("a", "\ud83d"), r"'\\ud83d' in")],
+)
+def test_a_record_in_memory_that_is_empty_or_no_text_is_named(pair, problem):
+    with pytest.raises(UserError, match=rf"valid\[1\] has {problem}"):
+        Records(train=[], valid=[("a", "b"), pair])
+
+
+def test_empty_records_can_be_kept():
+    assert Records(train=[("a", "")], allow_empty=True).split("train") == [{"source": "a", "target": ""}]
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_what_is_wrong_in_a_source_of_a_mixture_is_named_with_the_source(tmp_path, split):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("a\tb\nc\t\n")
+    files = Files((path,), valid=(path,))
+    mixture = Mixture((records("a", 3), Mixture((records("b", 1), files), (1, 1))), (1, 1))
+    message = r"sources\[1\]: sources\[1\]: .*pairs\.tsv, line 2 has an empty target; remove the pair"
+    with pytest.raises(UserError, match=message):
+        list(mixture.split(split))

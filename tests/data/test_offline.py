@@ -39,8 +39,9 @@ def files(folder) -> tuple[str, str]:
 )
 def test_a_source_needs_no_network(tmp_path, make):
     data = make(tmp_path)
-    assert all(isinstance(record, dict) for name in ("train", "valid", "test") for record in data.split(name))
-    assert len(data.split("train")) and data.prompt("text") and data.tags() is not None
+    splits = {name: list(data.split(name)) for name in ("train", "valid", "test")}
+    assert splits["train"] and all(isinstance(record, dict) for split in splits.values() for record in split)
+    assert data.prompt("text").endswith("text") and isinstance(data.tags(), tuple)
 
 
 def test_the_network_would_be_noticed():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.data.store import Store
+from transformer_jax.errors import UserError
 
 EXAMPLES = [{"source": [5, 6, 70_000], "target": [1]}, {"source": [], "target": [2, 3]}, {"source": [9], "target": []}]
 
@@ -31,7 +32,7 @@ def test_a_store_that_was_cut_short_is_none(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Store.write(tmp_path / "store", stops(), vocab_size=100)
+        Store.write(tmp_path / "store", stops(), vocab_size=10**6)
     assert not (tmp_path / "store").exists()
     assert len(Store.write(tmp_path / "store", [EXAMPLES], vocab_size=10**6)) == 3
 
@@ -47,3 +48,38 @@ def test_a_store_on_disk_is_mapped(tmp_path):
     while base.base is not None and not isinstance(base, np.memmap):
         base = base.base
     assert isinstance(base, np.memmap)
+
+
+@pytest.mark.parametrize(
+    ("ids", "vocab_size", "message"),
+    [
+        ([1, -100], 100, r"example 3 has -100 in 'target'; .* from 0 to 65535"),
+        ([2**16], 2**16, r"example 3 has 65536 in 'target'; .* from 0 to 65535"),
+        ([-1], 2**20, r"example 3 has -1 in 'target'; .* from 0 to 2147483647"),
+        ([2**31], 2**20, r"example 3 has 2147483648 in 'target'; .* to 2147483647"),
+        (np.array([2**32 + 5]), 2**20, r"example 3 has 4294967301 in 'target'; .* to 2147483647"),
+        (np.array([2**64 - 1], np.uint64), 2**20, r"example 3 has 18446744073709551615 in 'target'"),
+        ([10**30], 2**20, r"example 3 has 10{30} in 'target'"),
+        ([1, 1.7], 100, r"example 3 has 1.7 in 'target'; .* integers"),
+        (np.array([1.0, np.nan]), 100, r"example 3 has 1.0 in 'target'; .* integers"),
+        (["a"], 100, r"example 3 has 'a' in 'target'; .* integers"),
+        ([None], 100, r"example 3 has None in 'target'; .* integers"),
+        ([[1, 2]], 100, r"example 3 has \[1, 2\] in 'target'; .* integers"),
+        ([[1, 2], [3]], 100, r"example 3 has \[1, 2\] in 'target'; .* integers"),
+    ],
+)
+def test_a_value_that_would_not_be_stored_as_it_is_is_named(tmp_path, ids, vocab_size, message):
+    good = {"source": [0, min(vocab_size, 2**16) - 1], "target": [5]}
+    parts = [[good, good], [good, {"source": [], "target": ids}]]
+    with pytest.raises(UserError, match=message) as caught:
+        Store.write(tmp_path / "store", parts, vocab_size=vocab_size)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_in_memory_a_negative_label_is_kept_and_what_does_not_fit_is_named():
+    assert lists(Store.of([{"label": [-100, 3]}])) == [{"label": [-100, 3]}]
+    with pytest.raises(UserError, match=r"example 1 has 1.5 in 'label'"):
+        Store.of([{"label": []}, {"label": np.array([1.5], np.float32)}])
+    with pytest.raises(UserError, match=r"example 0 has 4294967295 in 'label'"):
+        Store.of([{"label": np.array([2**32 - 1], np.uint32)}])

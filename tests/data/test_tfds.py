@@ -197,6 +197,56 @@ def test_what_is_not_text_is_named_with_what_there_is(mixed, language):
     assert set(known.removeprefix("its features are ").split(", ")) == kinds
 
 
+class Flawed(Pairs, skip_registration=True):
+    """Texts of which some are empty or not UTF-8."""
+
+    features = tfds.features.FeaturesDict({"de": tfds.features.Text(), "en": tfds.features.Text()})
+    texts: ClassVar = {1: b"", 2: b" \n", 4: "für".encode("latin-1")}
+
+    def example(self, n):
+        return {"de": self.texts.get(n, b"gut"), "en": b"good"}
+
+
+@pytest.fixture(scope="module")
+def flawed(tmp_path_factory):
+    return write(Flawed, tmp_path_factory.mktemp("flawed"))
+
+
+def record_error(records, place):
+    with pytest.raises(UserError) as caught:
+        records[place]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("split", "first"), [("train", 0), ("train[1:6]", 1), ("train[-5:]", 2)])
+def test_a_record_that_is_empty_or_not_utf8_is_named_with_its_file(flawed, split, first):
+    data = source(flawed, "flawed", train_split=split)
+    found = data.split("train")
+    for place in range(len(found)):
+        number = first + place
+        shard, index = (0, number) if number < 4 else (1, number - 4)
+        file = f"flawed-train.array_record-0000{shard}-of-00002, record {index}"
+        if number not in Flawed.texts:
+            assert found[place] == {"source": "good", "target": "gut"}
+            continue
+        message = record_error(found, place)
+        assert message.startswith(f"flawed, {split}, record {place} (")
+        assert f"{file}, counted from 0)" in message
+        if number == 4:
+            assert "has byte 2 of 'de', 0xfc, that is not UTF-8; prepare the set again as UTF-8" in message
+        else:
+            assert "has an empty target; remove the pair, or set allow_empty=True" in message
+    kept = source(flawed, "flawed", train_split=split, allow_empty=True).split("train")
+    assert kept[2 - first]["target"] == " \n"
+
+
+def test_a_record_that_cannot_be_parsed_is_named(flawed, monkeypatch):
+    found = source(flawed, "flawed").split("train")
+    monkeypatch.setattr(type(found.records), "__getitem__", lambda self, place: json.loads("{"))
+    assert "flawed, train, record 0 (" in record_error(found, 0) and "cannot be read" in record_error(found, 0)
+
+
 @pytest.mark.parametrize("split", ["dev", "train[:0]", "train[", "train[9:]"])
 def test_a_split_without_examples_is_named_with_those_there_are(array_record, split):
     message = f"valid_split={split!r} has no examples in {NAME}; its splits are train, validation, test"
@@ -353,6 +403,16 @@ def test_the_documentation_as_tfds_prepares_it_is_the_documentation(tmp_path):
     data = prepare(Text(), tmp_path)
     assert all(list(data.split(split)) == list(Text().split(split)) for split in ("train", "valid"))
     assert tfds.builder("tj_text", data_dir=tmp_path).builder_config.source == Text()
+
+
+def test_text_that_has_changed_is_prepared_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    book = tmp_path / "book"
+    source = Text(book, document="line", valid_fraction=0.5)
+    for text in ("one\n\ntwo\nten\n", "six\n\ntwo\nten\n"):
+        book.write_text(text)
+        data = prepare(source, tmp_path)
+        assert all(list(data.split(split)) == list(source.split(split)) for split in ("train", "valid"))
 
 
 def test_the_default_embedded_set_is_the_one_that_tfds_knows(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@ import pickle
 from random import Random
 from typing import get_args
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -56,6 +57,7 @@ def test_characters_that_were_never_seen_survive_as_bytes(kind):
     tokenizer = train(kind, ["Only English is known here."] * 5)
     ids = tokenizer.encode([*TEXTS, *noise])
     assert tokenizer.decode(ids) == [*TEXTS, *noise]
+    assert (tokenizer.unknown_id is None) == (kind != "unigram")
     assert tokenizer.unknown_id not in {id for row in ids for id in row}
 
 
@@ -77,6 +79,7 @@ def test_a_text_cut_inside_a_character_is_still_decoded(trained, kind):
     for length in range(len(ids)):
         (text,) = trained[kind].decode([ids[:length]])
         assert "März 👩‍👩‍👧‍👦".startswith(text.rstrip("\ufffd"))
+    assert text.startswith("März ")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -307,3 +310,26 @@ def test_what_cannot_be_is_refused():
         train("byte_bpe", tags=("<é>",))
     with pytest.raises(UserError, match="the tag '<s>' does not survive"):
         train("bpe", tags=("<s>",))
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "expected"),
+    [
+        ([[2, 2, 2], [1, 3]], 0.5, "3 of 3 tokens are unknown to the tokenizer (<unk>) in 1 of 2 texts; check its"),
+        ([[2, 1], [2], [1], []], 0.5, "2 of 3 tokens are unknown to the tokenizer (<unk>) in 2 of 4 texts; check its"),
+        ([np.array([1] * 9 + [2])], 0.1, "1 of 10 tokens are unknown to the tokenizer (<unk>) in 1 of 1 texts; check"),
+        ([[1, 1, 2]], 0.5, None),
+        ([[], [1]], 0.5, None),
+        ([[], [1]], 0.0, None),
+        ([], 0.5, None),
+    ],
+)
+def test_texts_that_are_mostly_unknown_are_told_once(tmp_path, recwarn, rows, share, expected):
+    load(t5(), tmp_path).warn_if_unknown(rows, "texts", share=share)
+    assert [str(warning.message)[: len(expected or "")] for warning in recwarn] == ([expected] if expected else [])
+
+
+def test_what_writes_everything_has_nothing_unknown(recwarn):
+    tokenizer = train("byte_bpe")
+    tokenizer.warn_if_unknown(tokenizer.encode(TEXTS), "texts", share=0.0)
+    assert not recwarn.list

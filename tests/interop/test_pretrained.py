@@ -12,6 +12,7 @@ import pytest
 from tests.interop.checkpoints import assert_refused, assert_same_weights, changed, loaded, tensor_of
 from tests.reference import REFERENCES
 from transformer_jax.interop import from_pretrained, save_pretrained
+from transformer_jax.interop.fields import REQUIRED
 from transformer_jax.interop.pretrained import FAMILIES
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.tensors import open_tensors
@@ -141,8 +142,9 @@ def test_a_model_that_says_it_has_a_head_must_have_it(tmp_path, name):
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_what_a_config_leaves_out_is_what_transformers_takes(model_type, transformers):
-    config = transformers.AutoConfig.for_model(model_type)
-    for field, value in FAMILIES[model_type].defaults.items():
+    config, family = transformers.AutoConfig.for_model(model_type), FAMILIES[model_type]
+    defaults = {name: field.default for name, field in family.fields.items() if field.default is not REQUIRED}
+    for field, value in {**defaults, **family.fixed, **family.special_ids}.items():
         expected = getattr(config, field, value)
         if value is not None:  # or else it is made of others
             assert value == expected, field
@@ -167,7 +169,7 @@ def test_numbers_of_16_bits_become_float32():
         ("bert_masked_lm", {"is_decoder": True}, "is_decoder=True cannot be loaded; it must be False"),
         ("bert_masked_lm", {"add_cross_attention": True}, "add_cross_attention=True"),
         ("bert_masked_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
-        ("bert_masked_lm", {"hidden_act": "mish"}, "hidden_act='mish' is not known; it can be gelu, "),
+        ("bert_masked_lm", {"hidden_act": "mish"}, "hidden_act='mish' is invalid; it must be one of gelu, "),
         ("bert_masked_lm", {"num_attention_heads": 3}, "num_heads=3 does not divide d_model=8"),
         (
             "roberta_masked_lm",
@@ -176,19 +178,48 @@ def test_numbers_of_16_bits_become_float32():
         ),
         ("distilbert_masked_lm", {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds=True"),
         ("distilbert_masked_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
-        ("distilbert_masked_lm", {"activation": "mish"}, "activation='mish' is not known"),
+        ("distilbert_masked_lm", {"activation": "mish"}, "activation='mish' is invalid"),
+        ("gpt2_lm", {"embd_pdrop": 0.2}, "embd_pdrop=0.2 and resid_pdrop=0.1 cannot be loaded; .* make them equal"),
+        ("gpt2_lm", {"num_attention_heads": 4}, "n_head=2 and num_attention_heads=4 are one setting; leave out"),
+        ("gpt2_lm", {"per_layer_config": {"0": {"n_head": 4}}}, "per_layer_config=.* cannot be loaded"),
+        ("gpt2_lm", {"quantization_config": {"bits": 4}}, "quantization_config=.* cannot be loaded"),
+        ("bert_masked_lm", {"pruned_heads": {"0": [1]}}, "pruned_heads=.* cannot be loaded"),
+        ("bert_sequence_classification", {"classifier_dropout": 0.3}, "classifier_dropout=0.3 and hidden_dropout_prob"),
+        ("bert_token_classification", {"classifier_dropout": 0}, "classifier_dropout=0.0 and hidden_dropout_prob=0.1"),
+        ("roberta_sequence_classification", {"classifier_dropout": 0.3}, "classifier_dropout=0.3 and"),
         ("gpt2_lm", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2_lm", {"scale_attn_weights": False}, "scale_attn_weights=False cannot be loaded; it must be True"),
         ("gpt2_lm", {"add_cross_attention": True}, "add_cross_attention=True"),
-        ("gpt2_lm", {"activation_function": "mish"}, "activation_function='mish' is not known"),
-        ("llama_scaled", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn' cannot be loaded; it must be"),
+        ("gpt2_lm", {"activation_function": "mish"}, "activation_function='mish' is invalid"),
+        (
+            "llama_scaled",
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rope_type='yarn' is invalid; it must be one of default, linear, llama3",
+        ),
         ("llama_scaled", {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}}, "rope_type='dynamic'"),
         ("llama_scaled", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ("llama_scaled", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ("llama_scaled", {"pretraining_tp": 2}, "pretraining_tp=2"),
-        ("llama_scaled", {"hidden_act": "mish"}, "hidden_act='mish' is not known"),
-        ("t5_v1_0", {"feed_forward_proj": "gated-mish"}, "feed_forward_proj='gated-mish' is not known; it can be relu"),
-        ("t5_v1_0", {"relative_attention_num_buckets": 6}, "num_buckets=6 must be a multiple of 4"),
+        (
+            "llama_scaled",
+            {"rope_scaling": {"rope_type": "linear", "factor": 2}},
+            "rope_parameters and rope_scaling say different",
+        ),
+        ("llama_grouped", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters lacks factor; it must be"),
+        (
+            "llama_grouped",
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "rope_parameters: low_freq_factor=4 is invalid; it must be below high_freq_factor",
+        ),
+        ("llama_scaled", {"hidden_act": "mish"}, "hidden_act='mish' is invalid"),
+        (
+            "t5_v1_0",
+            {"feed_forward_proj": "gated-mish"},
+            "feed_forward_proj='gated-mish' is invalid; it must be one of relu",
+        ),
+        ("t5_v1_0", {"relative_attention_num_buckets": 3}, "num_buckets=3 must be at least 4"),
+        ("t5_v1_0", {"dense_act_fn": "silu"}, "dense_act_fn='silu' cannot be loaded; it must be 'relu'"),
+        ("t5_v1_0", {"is_gated_act": True}, "is_gated_act=True cannot be loaded; it must be False"),
         ("xlnet_lm", {"attn_type": "both"}, "attn_type='both'"),
         ("xlnet_lm", {"bi_data": True}, "bi_data=True"),
         ("xlnet_lm", {"same_length": True}, "same_length=True"),
@@ -196,11 +227,18 @@ def test_numbers_of_16_bits_become_float32():
         ("xlnet_lm", {"reuse_len": 3}, "reuse_len=3"),
         ("xlnet_lm", {"d_head": 5}, "d_head=5 cannot be loaded; it must be 4"),
         ("xlnet_lm", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
-        ("xlnet_lm", {"ff_activation": "mish"}, "ff_activation='mish' is not known"),
-        ("marian_shared", {"decoder_attention_heads": 4}, "decoder_attention_heads=4 cannot be loaded; it must be 2"),
-        ("marian_shared", {"decoder_ffn_dim": 9}, "decoder_ffn_dim=9"),
+        ("xlnet_lm", {"ff_activation": "mish"}, "ff_activation='mish' is invalid"),
+        ("marian_shared", {"encoder_layerdrop": 0.1}, "encoder_layerdrop=0.1 cannot be loaded; it must be 0.0"),
+        ("marian_shared", {"decoder_layerdrop": 0.1}, "decoder_layerdrop=0.1 cannot be loaded; it must be 0.0"),
+        ("pegasus_shared", {"encoder_layerdrop": 0.1}, "encoder_layerdrop=0.1"),
+        ("pegasus_shared", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
+        (
+            "pegasus_shared",
+            {"max_position_embeddings": 10_000_000},
+            r"max_position_embeddings=10000000, but the encoder's embed_positions have shape \(12, 8\)",
+        ),
         ("marian_shared", {"tie_word_embeddings": False}, "an output layer of its own with shared embeddings"),
-        ("marian_shared", {"activation_function": "mish"}, "activation_function='mish' is not known"),
+        ("marian_shared", {"activation_function": "mish"}, "activation_function='mish' is invalid"),
         ("bert_model", {"model_type": "mamba"}, "config.json has model_type='mamba'; what can be loaded is bert, "),
         ("bert_model", {"model_type": ["bert"]}, "config.json has model_type=\\['bert'\\]; what can be loaded"),
     ],
@@ -214,6 +252,7 @@ def test_a_field_that_cannot_be_honoured_is_an_error(tmp_path, name, fields, mes
     [
         *("bert_model", "bert_masked_lm", "bert_old_names", "roberta_masked_lm", "distilbert_masked_lm", "gpt2_model"),
         *("gpt2_lm", "llama_grouped", "t5_v1_0", "xlnet_model", "xlnet_lm", "marian_shared"),
+        *("pegasus_shared", "pegasus_model"),
     ],
 )
 def test_a_kind_that_is_not_said_is_known_by_its_tensors(tmp_path, name):
@@ -274,9 +313,11 @@ def test_the_positions_of_marian_are_its_sinusoids(tmp_path):
         again = from_pretrained(changed(tmp_path, "marian_shared", {table: halved.astype(dtype)}))
         assert_same_weights(again.model, loaded("marian_shared").model)
     interleaved = np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(12, 8)
-    for other in (interleaved, halved + 0.01, halved[:10]):
+    for other in (interleaved, halved + 0.01):
         folder = changed(tmp_path, "marian_shared", {table: other.astype(np.float32)})
         assert_refused(f"{table} is not what a model of its config computes there", from_pretrained, folder)
+    folder = changed(tmp_path, "marian_shared", {table: halved[:10].astype(np.float32)})
+    assert_refused(r"max_position_embeddings=12, but the decoder's embed_positions have", from_pretrained, folder)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +327,11 @@ def test_the_positions_of_marian_are_its_sinusoids(tmp_path):
         (b"", "config.json cannot be read: Expecting value"),
         (b'{"model_type": "bert"', "config.json cannot be read: Expecting"),
         (b"\xff\xfe", "config.json cannot be read: .*decode"),
-        (b'["bert"]', "config.json holds no JSON object"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "config.json cannot be read: .*nested too deeply"),
+        (b'{"a": 1, "a": 2}', "config.json cannot be read: .*twice"),
+        (b'{"a": NaN}', "config.json cannot be read: .*NaN"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "config.json cannot be read: .*digits"),
+        (b'["bert"]', "config.json cannot be read: its JSON is not an object"),
     ],
 )
 def test_a_config_that_cannot_be_read_is_an_error(tmp_path, content, message):
@@ -324,3 +369,24 @@ def test_a_tokenizer_that_cannot_be_used_leaves_the_model(tmp_path):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.warns(UserWarning, match="the tokenizer in .* is left out: .*cannot be read"):
         assert from_pretrained(folder).tokenizer is None
+
+
+def test_called_like_a_model_it_is_compiled_once_for_each_shape(monkeypatch):
+    bert, ids, traces = loaded("bert_masked_lm"), np.arange(10, 16)[None], []
+    encode = type(bert.model)._encode
+
+    def traced(model, *arguments, **named):
+        traces.append(arguments[0].shape)
+        return encode(model, *arguments, **named)
+
+    monkeypatch.setattr(type(bert.model), "_encode", traced)
+    expected = bert.model(ids)
+    del traces[:]
+    for array in (ids, ids + 1, ids[:, :4], ids, np.concatenate([ids, ids])):
+        hidden = bert(array, valid=np.ones(array.shape, bool))
+    assert traces == [(1, 6), (1, 4), (2, 6)]
+    np.testing.assert_allclose(hidden[:1], expected, rtol=1e-5, atol=1e-6)
+    logits = bert.apply("masked_lm", hidden)
+    np.testing.assert_allclose(logits, bert.model.masked_lm(hidden), rtol=1e-5, atol=1e-5)
+    marian = loaded("marian_shared")
+    assert marian(ids, ids).shape == (1, 6, 40) and marian.apply("encode", ids).shape == (1, 6, 8)

@@ -24,6 +24,7 @@ from transformer_jax.models import (
     make_model,
 )
 
+WRITTEN = {"config.json", "generation_config.json", "model.safetensors"}
 EXPERTS = ExpertsConfig(4)
 MARIAN = replace(TransformerConfig.base(), sinusoids="halved", norm_epsilon=1e-5, output_bias=True)
 ROBERTA = replace(BertConfig.base(), position_start=2, pad_id=1, heads=("masked_lm",))
@@ -33,9 +34,11 @@ DISTILBERT = replace(BertConfig.base(), num_types=0, heads=("masked_lm",))
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (TransformerConfig.base(), "sinusoids='interleaved' cannot be saved: .* Marian, has sinusoids='halved'"),
-        (replace(MARIAN, norm="pre"), "norm='pre' cannot be saved"),
-        (replace(MARIAN, norm_epsilon=1e-6), "norm_epsilon=1e-06"),
+        (replace(MARIAN, sinusoids="tensor2tensor"), "sinusoids='tensor2tensor' cannot be saved: .* has halved ones"),
+        (replace(MARIAN, norm="pre", sinusoids="tensor2tensor"), "sinusoids='tensor2tensor' .* Pegasus, has halved"),
+        (replace(MARIAN, norm="pre", tie_embeddings="none"), "tie_embeddings='none' cannot be saved: .* Pegasus"),
+        (replace(MARIAN, norm_epsilon=1e-3), "norm_epsilon=0.001 cannot be saved: .* Marian, has norm_epsilon=1e-05"),
+        (replace(XLNetConfig.base(), attention_dropout_rate=0.0), "attention_dropout_rate=0.0 cannot be saved"),
         (replace(MARIAN, positions="learned", sinusoids="interleaved"), "positions='learned'"),
         (replace(MARIAN, position_start=1), "position_start=1"),
         (replace(MARIAN, experts=EXPERTS), "experts=.* has experts=None"),
@@ -71,6 +74,7 @@ def test_a_model_that_transformers_cannot_hold_is_not_saved(tmp_path, config, me
     "config",
     [
         MARIAN,
+        replace(MARIAN, norm="pre", output_bias=False),
         ROBERTA,
         DISTILBERT,
         replace(BertConfig.base(), heads=("pooler", "masked_lm")),
@@ -108,7 +112,7 @@ def test_a_folder_with_a_checkpoint_is_not_written_over(tmp_path):
     tokenizer = Tokenizer.train(["a b c"], TokenizerConfig(kind="characters"))
     save_pretrained(loaded("marian_shared").model, tmp_path, tokenizer=tokenizer)
     before = files(tmp_path)
-    assert before.keys() == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert before.keys() == {*WRITTEN, "tokenizer.json", "tokenizer_config.json"}
     other = Tokenizer.train(["d e f"], TokenizerConfig(kind="characters"))
     with pytest.raises(UserError, match=r"already holds a model\.safetensors"):
         save_pretrained(loaded("gpt2_lm").model, tmp_path, tokenizer=other)
@@ -132,7 +136,7 @@ def test_a_config_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_text", stopped)
     with pytest.raises(KeyboardInterrupt):
         save_pretrained(loaded("gpt2_lm").model, tmp_path)
-    assert not (tmp_path / "config.json").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors"}
 
 
 def test_a_large_model_is_saved_in_several_files(tmp_path):

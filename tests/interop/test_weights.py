@@ -1,4 +1,5 @@
 import re
+import weakref
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 from flax import nnx
 
 from transformer_jax.errors import UserError
-from transformer_jax.interop.weights import Names, Weight, load_weights, parameters, weights_to_write
+from transformer_jax.interop.weights import Names, Weight, load_weights, parameters, renamed, weights_to_write
 from transformer_jax.layers import Linear, parameter, zeros
 
 FOLDER = Path("some/folder")
@@ -28,7 +29,12 @@ class Model(nnx.Module):
 
 def tensors(arrays):
     """As they come from a file."""
-    return {name: SimpleNamespace(shape=array.shape, read=lambda array=array: array) for name, array in arrays.items()}
+    return {
+        name: SimpleNamespace(
+            shape=array.shape, dtype=array.dtype, path=FOLDER / "a.bin", read=lambda array=array: array
+        )
+        for name, array in arrays.items()
+    }
 
 
 def load(model: nnx.Module, weights: dict[str, Weight], arrays, **others):
@@ -133,7 +139,7 @@ def test_weights_are_known_by_their_paths():
     assert parameters(outer).keys() == {"encoder.projection.weight", "encoder.projection.bias"}
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, np.int8])
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_numbers_become_float32(dtype):
     values = np.array([[1.5, -2.0], [3.0, 0.0]]).astype(dtype)
     model = load(Model(w=((2, 2), 1)), {"w": Weight("w")}, {"w": values})
@@ -245,3 +251,81 @@ def test_each_layer_is_read_once():
         tensor.read = lambda read=tensor.read: (next(reads), read())[1]
     load_weights(lambda: Model(**SHAPES), Names(WEIGHTS), found, FOLDER)
     assert next(reads) == 3
+
+
+NOT_WEIGHTS = [np.int8, np.uint8, np.int64, np.bool_, np.complex64, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+
+
+@pytest.mark.parametrize("dtype", NOT_WEIGHTS)
+@pytest.mark.parametrize("name", ["table.weight", "layers.1.scale", "head.weight"])
+def test_a_tensor_that_is_not_of_floats_is_no_weight(dtype, name):
+    array = np.ones(ARRAYS.get(name, ARRAYS["table.weight"]).shape).astype(dtype)
+    message = (
+        f"a.bin: {name} has dtype {np.dtype(dtype)}, but a weight has one of float16, bfloat16, float32, float64; "
+    )
+    assert_refused(message, ARRAYS | {name: array}, copies=COPIES)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["table.weight", "layers.0.scale", "layers.1.scale"])
+def test_a_weight_that_is_not_finite_is_named(dtype, value, name):
+    array = ARRAYS[name].astype(dtype)
+    array[..., -1] = value
+    count = array[..., -1].size
+    assert_refused(f"a.bin: {name} has {count} values that are NaN, infinite or too", ARRAYS | {name: array})
+    assert_refused("a.bin: head.weight differs from table.weight", ARRAYS | {"head.weight": array}, copies=COPIES)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("value", "fits"), [(1e300, False), (-3.5e38, False), (3.4e38, True), (-1e-300, True)])
+def test_a_weight_must_fit_into_float32(value, fits):
+    arrays = ARRAYS | {"table.weight": np.full((3, 2), value)}
+    if fits:
+        found = load(Model(**SHAPES), WEIGHTS, arrays).table[...]
+        np.testing.assert_array_equal(found, np.full((3, 2), value, np.float32))
+    else:
+        assert_refused("a.bin: table.weight has 6 values that are NaN, infinite or too large for float32", arrays)
+
+
+def test_only_the_part_that_is_read_is_looked_at_and_no_part_is_left_out():
+    names = ["query", "key", "value"]
+    weights = {name: Weight("qkv", "flat", (number, 3)) for number, name in enumerate(names)}
+    for index in range(6):
+        array = numbered((6,))
+        array[index] = np.nan
+        with pytest.raises(UserError, match="qkv has 1 values that are NaN"):
+            load(Model(**dict.fromkeys(names, ((2,), None))), weights, {"qkv": array})
+
+
+def test_one_weight_at_a_time_is_looked_at():
+    alive, most = [0], [0]
+
+    def read(array):
+        copy = array.copy()
+        alive[0] += 1
+        most[0] = max(most[0], alive[0])
+        weakref.finalize(copy, lambda: alive.__setitem__(0, alive[0] - 1))
+        return copy
+
+    found = tensors(ARRAYS)
+    for tensor in found.values():
+        tensor.read = lambda inner=tensor.read: read(inner())
+    load_weights(lambda: Model(**SHAPES), Names(WEIGHTS), found, FOLDER)
+    assert most == [1] and alive == [0]
+
+
+def test_what_gets_one_name_must_be_one_thing():
+    def rename(name):
+        return None if name == "old" else name.removeprefix("bert.").replace("gamma", "weight")
+
+    table = numbered((3, 2))
+    found = renamed(tensors({"bert.x.gamma": table, "y": table, "old": table}), rename)
+    assert list(found) == ["x.weight", "y"]
+    for same in (table, table.astype(np.float16), table.copy()):
+        assert list(renamed(tensors({"bert.x": table, "x": same}), rename)) == ["x"]
+    for other in (np.nextafter(table, np.float32(9)), table[:2], table.reshape(2, 3), table * np.nan):
+        for first, second in (("bert.x", "x"), ("x", "bert.x"), ("bert.x.gamma", "x.weight")):
+            message = f"^{FOLDER}/a.bin: {second} differs from {first}, and both are the weight x[^\n]*\\Z"
+            with pytest.raises(UserError, match=message):
+                renamed(tensors({first: table, second: other}), rename)

@@ -117,11 +117,11 @@ def test_binary_vectors_are_the_same_wherever_a_block_ends(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a 1 2\nb 3 4\nc 5\n", r"vectors, line 3: 1 values after the word, not 2; mend the line"),
+        (b"a 1 2\nb 3 4\nc 5\n", r"vectors, line 3: 1 values after the word, not 2; fix the line"),
         (b"2 3\na 1 2 3\nb 1 2\n", r"vectors, line 3: 2 values after the word, not 3"),
         (b"2 3\na 1 2\nb 1 2 3\n", r"vectors, line 2: 2 values after the word, not 3"),
         (b"1 4\na 1 2 3 4\n\n\nb\n", r"vectors, line 5: 0 values after the word, not 4"),
-        (b"2 2\na 1 2\nb 1 x2\n", r"vectors, line 3: could not convert string to float: b'x2'; mend the line"),
+        (b"2 2\na 1 2\nb 1 x2\n", r"vectors, line 3: could not convert string to float: b'x2'; fix the line"),
         (b"2 2\na 1 x2\nb 1 2\n", r"vectors, line 2: could not convert"),
         (b"3 2\na 1 2\nb 1 2\n", r"vectors has 2 vectors but its first line says 3"),
         (b"1 2\na 1 2\nb 1 2\n", r"vectors has 2 vectors but its first line says 1"),
@@ -154,6 +154,59 @@ def test_a_file_without_words_is_not_read_to_the_end_for_one(tmp_path, monkeypat
         file.truncate(2**33)  # zeros, as where a download was never filled in
     with pytest.raises(UserError, match="it has 1 whole vectors of 9"):
         load_word_vectors(path, ["a"])
+
+
+HUGE = b"9" * 5000
+
+
+@pytest.mark.parametrize("count", [b"2", b"9" * 12, b"9" * 30, HUGE])
+@pytest.mark.parametrize("size", [b"5", b"1500", b"9" * 5, b"9" * 9, b"9" * 15, b"9" * 30, HUGE])
+def test_nothing_is_allocated_for_what_a_header_says(tmp_path, count, size):
+    for rest in (b"", b"a 1 2\n", b"a " + bytes(8), b"a " + b"1 " * 999):
+        plain = count + b" " + size + b"\n" + rest
+        for content in (plain, gzip.compress(plain)):
+            tracemalloc.start()
+            with pytest.raises(UserError, match=r"^[^\n]*vectors( is cut short| has |, line )[^\n]*\Z") as caught:
+                loaded(tmp_path, content, ["a"] * 50_000)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert peak < 2**25 and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("content", [b"0 5\n", b"0 999999999999\n", b"000 300\n"])
+def test_a_file_of_no_vectors_is_an_error(tmp_path, content):
+    with pytest.raises(
+        UserError, match=r"a first line that says 0+ vectors of \d+ values, but there must be 1 or more"
+    ):
+        loaded(tmp_path, content, ["a"])
+
+
+@pytest.mark.parametrize("begin", [b"2 3\n", b"a 1 2 3\n", b"2 3\na 1 2 3\n"])
+def test_a_line_without_an_end_is_not_read_into_memory(tmp_path, begin):
+    path = tmp_path / "vectors"
+    path.write_bytes(begin + b"b 1 2 3 ")
+    with path.open("r+b") as file:
+        file.truncate(2**30)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"line \d: it has more than \d+ bytes; fix the line|0 whole vectors of 2"):
+        load_word_vectors(path, ["a"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**26
+
+
+@pytest.mark.parametrize("value", ["nan", "-inf", "1e39", "1e999"])
+def test_a_vector_that_is_not_finite_is_named_if_it_is_asked_for(tmp_path, value):
+    content = f"a 1 2\nb\u2028 3 {value}\n".encode()
+    assert loaded(tmp_path, content, ["a"]).table.tolist() == [[1, 2]]
+    with pytest.raises(UserError, match=r"the vector of 'b\\u2028' is not finite"):
+        loaded(tmp_path, content, ["a", "b\u2028"])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_binary_vector_that_is_not_finite_is_named(tmp_path, value):
+    with pytest.raises(UserError, match="the vector of b is not finite; fix or delete it"):
+        loaded(tmp_path, binary({"a": [1, 2], "b": [3, value]}, size=2), ["a", "b"])
 
 
 def test_a_damaged_archive_is_an_error(tmp_path):

@@ -195,6 +195,11 @@ MARIAN = {
     "activation_function": "swish",
     "scale_embedding": True,
 }
+PEGASUS = {name: value for name, value in MARIAN.items() if name != "scale_embedding"} | {
+    "activation_function": "relu",
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 10,
+}
 OWN_TABLES = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 44}
 
 HIDDEN, POOLED, SPAN = ("last_hidden_state",), ("last_hidden_state", "pooler_output"), ("start_logits", "end_logits")
@@ -276,6 +281,11 @@ CASES = {
     "t5_v1_1": Case(transformers.T5ForConditionalGeneration, T5_V1_1, translated(0), prepare=with_own_output),
     "t5_v1_1_tied": Case(transformers.T5ForConditionalGeneration, T5_V1_1, translated(0)),
     "t5_odd": Case(transformers.T5ForConditionalGeneration, ODD_T5, translated(3, LONG, LONG_TARGET)),
+    "t5_five_buckets": Case(
+        transformers.T5ForConditionalGeneration,
+        T5 | {"relative_attention_num_buckets": 5, "relative_attention_max_distance": 7},
+        translated(0, LONG, LONG_TARGET),
+    ),
     "t5_bin": Case(transformers.T5ForConditionalGeneration, T5, translated(0), save=save_as_bin),
     "t5_model": Case(transformers.T5Model, T5_V1_1, translated(0), HIDDEN),
     "t5_encoder": Case(transformers.T5EncoderModel, T5_V1_1, TEXTS, HIDDEN),
@@ -292,6 +302,15 @@ CASES = {
     "marian_model": Case(transformers.MarianModel, MARIAN, translated(VOCAB - 1), HIDDEN),
     "marian_shared": Case(transformers.MarianMTModel, MARIAN, translated(VOCAB - 1)),
     "marian_own_tables": Case(transformers.MarianMTModel, MARIAN | OWN_TABLES, translated(VOCAB - 1)),
+    "marian_other_decoder": Case(
+        transformers.MarianMTModel,
+        MARIAN | {"decoder_attention_heads": 4, "decoder_ffn_dim": 10},
+        translated(VOCAB - 1),
+    ),
+    "pegasus_model": Case(transformers.PegasusModel, PEGASUS, translated(VOCAB - 1), HIDDEN),
+    "pegasus_shared": Case(
+        transformers.PegasusForConditionalGeneration, PEGASUS | {"scale_embedding": True}, translated(VOCAB - 1)
+    ),
     "marian_untied": Case(
         transformers.MarianMTModel,
         MARIAN | OWN_TABLES | {"tie_word_embeddings": False, "scale_embedding": False},

@@ -101,9 +101,15 @@ def test_the_likeliest_continuation_is_that_of_the_whole_text(tokenizer, model, 
 
 
 def test_a_long_continuation_goes_on_from_the_last_of_it(tokenizer, model):
-    task = make(tokenizer, model, separate=False, temperature=1.0, new_tokens=40, seed=1)
+    task = make(tokenizer, model, separate=False, temperature=1.0, new_tokens=40, seed=7)
     (long,) = task._continue(model, [tokenizer.encode(["abcabcabcabcabc"])[0]], first=0)
-    assert len(long) == 40 or tokenizer.end_id not in long
+    assert LENGTH < len(long) <= 40 and tokenizer.end_id not in long
+    (prompt,) = tokenizer.encode(["abcabcabcabcabc"])
+    by_hand = []
+    for count in (4, 4, 3):  # half a length at a time, each after the last that leaves room for it
+        by_hand += greedy_by_hand(model, tokenizer, [*prompt, *by_hand][-(LENGTH - count) :], count)
+    rounds = replace(task, config=replace(task.config, temperature=0, new_tokens=11))
+    assert rounds._continue(model, [prompt], first=0) == [by_hand]
     (again,) = task._continue(model, [tokenizer.encode(["abcabcabcabcabc"])[0]], first=0)
     assert long == again
     (other,) = replace(task, config=replace(task.config, seed=2))._continue(
@@ -112,6 +118,7 @@ def test_a_long_continuation_goes_on_from_the_last_of_it(tokenizer, model):
     assert long != other
     few = replace(task, config=replace(task.config, temperature=0, new_tokens=2))
     assert few.complete(model, ["abcabcabcabcabc"], ONE) == few.complete(model, ["zz" * 9 + "abcabc"], ONE)
+    assert few.complete(model, ["cacacaca"], ONE) != few.complete(model, ["abcabcabcabcabc"], ONE)
 
 
 def test_nothing_cannot_be_continued(tokenizer, model):
@@ -126,7 +133,7 @@ def test_every_token_is_predicted_once(tokenizer, model):
     examples = task.encode(RECORDS)
     layout = task.layout(Store.of(examples))
     batch = layout.rows(0, np.arange(layout.buckets[0].num_rows), 9, None)
-    assert float(task.loss(model, batch, None)[1]) <= sum(len(example["text"]) - 1 for example in examples)
+    assert float(task.loss(model, batch, None)[1]) == sum(len(example["text"]) - 1 for example in examples)
     whole = replace(task, max_length=64).layout(Store.of(examples)).rows(0, np.arange(1), 1, None)
     wide = replace(model.config, max_length=64)
     assert float(task.loss(GPT(wide, rngs=nnx.Rngs(0)), whole, None)[1]) == sum(len(e["text"]) - 1 for e in examples)

@@ -1,97 +1,62 @@
-import itertools
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from tests.tasks.test_token_masking import is_fair
-from transformer_jax.errors import UserError
 from transformer_jax.tasks.sentence_pairs import Pair, assemble, sentence_pair
 
-
-def sentences(*lengths, start=0):
-    """Sentences of these lengths, their ids counted on."""
-    ends = start + np.cumsum(lengths)
-    return [np.arange(end - length, end, dtype=np.int32) for length, end in zip(lengths, ends, strict=True)]
+DOCUMENT = np.arange(40, dtype=np.int32)
+OTHER = np.arange(1000, 1040, dtype=np.int32)
 
 
-def pair_of(texts, seed=0, *, max_length=100, others=None):
-    others = sentences(3, 3, start=1000) if others is None else others
-    return sentence_pair(texts, np.random.default_rng(seed), max_length=max_length, other=lambda random: others)
+def pair_of(start, end, seed=0, *, max_length=20, document=DOCUMENT, other=OTHER):
+    """A pair for a part of a document."""
+    return sentence_pair(
+        document[start:end],
+        document[:start],
+        document[end:],
+        np.random.default_rng(seed),
+        max_length=max_length,
+        other=lambda random: other,
+    )
 
 
-def test_half_the_pairs_go_on_and_every_boundary_is_a_cut():
-    texts = sentences(1, 2, 3, 4)
+@pytest.mark.parametrize(("start", "end"), [(0, 5), (10, 29), (20, 39), (35, 40), (21, 40)])
+def test_half_the_texts_are_beside_their_neighbour_and_all_are_whole(start, end):
     counts = Counter()
-    for seed in range(3000):
-        pair = pair_of(texts, seed)
-        cut = len(pair.first)
-        assert pair.first.tolist() == list(range(cut))
+    for seed in range(1000):
+        pair = pair_of(start, end, seed)
+        text, neighbour = (pair.first, pair.second) if end < 40 or not pair.is_next else (pair.second, pair.first)
+        assert text.tolist() == list(range(start, end))
         if pair.is_next:
-            assert pair.second.tolist() == list(range(cut, 10))
+            assert pair.second[0] == pair.first[-1] + 1 and (np.diff(neighbour) == 1).all()
         else:
-            assert pair.second.min() >= 1000
-        counts[cut, pair.is_next] += 1
-    kinds = list(itertools.product((1, 3, 6), (True, False)))
-    assert set(counts) == set(kinds)
-    assert is_fair([counts[kind] for kind in kinds], np.full(6, 1 / 6))
+            assert neighbour.tolist() == OTHER[: len(neighbour)].tolist()
+        assert len(pair.first) + len(pair.second) == min(20, 40 - start if pair.is_next and end < 40 else 20)
+        counts[pair.is_next] += 1
+    assert is_fair([counts[True], counts[False]], [0.5, 0.5])
 
 
-def test_a_single_sentence_is_never_followed_by_its_document():
+def test_all_of_a_document_is_never_followed_by_itself():
     for seed in range(50):
-        pair = pair_of(sentences(5), seed)
+        pair = pair_of(0, 5, seed, document=DOCUMENT[:5])
         assert not pair.is_next and pair.first.tolist() == [0, 1, 2, 3, 4] and pair.second.min() >= 1000
 
 
-@pytest.mark.parametrize(("room", "taken"), [(-5, 2), (0, 2), (1, 2), (2, 2), (3, 5), (5, 5), (6, 9), (9, 9), (50, 9)])
-def test_sentences_of_another_document_fill_the_room_and_no_more(room, taken):
-    """Whole ones, up to the one that fills it; it is the first text, much longer, that is cut for them."""
-    pair = pair_of(sentences(20), max_length=20 + room, others=sentences(2, 3, 4, start=1000))
-    assert pair.second.tolist() == list(range(1000, 1000 + taken))
-    assert len(pair.first) == 20 - max(taken - room, 0)
+def test_a_short_neighbour_leaves_room():
+    pairs = [pair_of(0, 5, seed, document=DOCUMENT[:8], other=OTHER[:2]) for seed in range(20)]
+    assert {(pair.is_next, *pair.second.tolist()) for pair in pairs} == {(True, 5, 6, 7), (False, 1000, 1001)}
 
 
 def test_another_document_is_drawn_from_the_generator_of_the_row():
-    def other(random):
-        return [random.integers(1000, size=4)]
+    def second(seed):
+        generator, empty = np.random.default_rng(seed), DOCUMENT[:0]
+        return sentence_pair(
+            DOCUMENT[:2], empty, empty, generator, max_length=9, other=lambda random: random.integers(1000, size=4)
+        ).second.tolist()
 
-    one, two, three = (
-        sentence_pair(sentences(2), np.random.default_rng(seed), max_length=9, other=other).second.tolist()
-        for seed in (1, 1, 2)
-    )
-    assert one == two != three
-
-
-def cut_by_hand(first, second, max_length, coins):
-    """The original: while the pair is too long, the longer (or else the second) loses one at a random end."""
-    first, second, coins = list(first), list(second), iter(coins)
-    while len(first) + len(second) > max_length:
-        longer = first if len(first) > len(second) else second
-        longer.pop(0 if next(coins) else -1)
-    return tuple(first), tuple(second)
-
-
-def test_lengths_after_the_cut_are_those_of_the_loop():
-    for a, b, max_length in itertools.product(range(1, 12), range(1, 12), range(2, 14)):
-        texts = sentences(a, b)
-        seed = next(seed for seed in itertools.count() if pair_of(texts, seed).is_next)
-        pair = pair_of(texts, seed, max_length=max_length)
-        first, second = cut_by_hand(*texts, max_length, itertools.repeat(True))
-        assert (len(pair.first), len(pair.second)) == (len(first), len(second))
-        assert len(first) and len(second)
-
-
-@pytest.mark.parametrize(("a", "b", "max_length"), [(6, 4, 5), (4, 4, 5), (1, 7, 4)])
-def test_what_is_cut_is_as_likely_as_in_the_loop(a, b, max_length):
-    texts = sentences(a, b)
-    tosses = list(itertools.product([True, False], repeat=a + b - max_length))
-    chances = Counter()
-    for coins in tosses:
-        chances[cut_by_hand(*texts, max_length, coins)] += 1 / len(tosses)
-    pairs = (pair_of(texts, seed, max_length=max_length) for seed in range(3000))
-    counts = Counter((tuple(pair.first), tuple(pair.second)) for pair in pairs if pair.is_next)
-    assert set(counts) <= set(chances)
-    assert is_fair([counts[cut] for cut in chances], list(chances.values()))
+    assert second(1) == second(1) != second(2)
 
 
 def test_the_label_of_what_is_next_is_zero():
@@ -108,10 +73,8 @@ def test_assembled_as_in_the_paper():
     assert ids.dtype == types.dtype == np.int32
 
 
-def test_what_cannot_be_is_named():
-    with pytest.raises(UserError, match="max_length=1 leaves no room for two texts"):
-        pair_of(sentences(2, 2), max_length=1)
-    with pytest.raises(ValueError, match="sentences is empty"):
-        pair_of([])
-    with pytest.raises(ValueError, match="other gave no sentences"):
-        pair_of(sentences(2), others=[])
+def test_a_text_that_leaves_no_room_is_named():
+    with pytest.raises(ValueError, match="text has 5 tokens; give at least 1, and fewer than max_length=5"):
+        pair_of(0, 5, max_length=5)
+    with pytest.raises(ValueError, match="text has 0 tokens"):
+        pair_of(3, 3)

@@ -7,7 +7,7 @@ import pytest
 from tests import tiny
 from transformer_jax.data import Dates, Files, Mixture, Records, Tfds, TokenizerConfig
 from transformer_jax.errors import UserError
-from transformer_jax.training import Config, OptimizerConfig
+from transformer_jax.training import Config, OptimizerConfig, Run
 from transformer_jax.training.config import from_json, to_json
 from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.workdir import Workdir
@@ -89,3 +89,57 @@ def test_tensorboard_reads_the_same_figures(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("valid/exact_match")] == [(5, 0.25)]
+
+
+def test_tensorboard_forgets_what_was_beyond_the_checkpoint(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for step, losses in ((0, {1: 0.1, 2: 0.2, 3: 0.3}), (1, {2: 0.25})):
+        log = MetricsLog(Workdir(tmp_path), step)
+        for number, loss in losses.items():
+            log.write(number, "train", {"loss": loss})
+        log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"seed": 5}, "begun with seed=0 but 5 is asked for"),
+        ({"model": replace(tiny.CONFIG, d_ff=64, vocab_size=None)}, "begun with model.d_ff=32 but 64 is asked for"),
+        ({"model": replace(tiny.CONFIG, vocab_size=13)}, "begun with model.vocab_size=12 but 13 is asked for"),
+    ],
+)
+def test_a_taken_workdir_is_refused_before_a_tokenizer_is_trained(tmp_path, change, difference, monkeypatch):
+    workdir = Workdir(tmp_path / "run")
+    workdir.claim(CONFIG)
+    monkeypatch.setattr(Dates, "split", lambda *_: pytest.fail("the data were read"))
+    with pytest.raises(UserError, match=difference):
+        Run.begin(replace(CONFIG, workdir=workdir.path, **change))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file.txt").touch()
+    with pytest.raises(UserError, match="exists and is not a run; give another --workdir"):
+        Run.begin(replace(CONFIG, workdir=tmp_path / "other"))
+
+
+def test_what_is_left_to_the_tokenizer_is_no_difference(tmp_path):
+    workdir = Workdir(tmp_path / "run")
+    workdir.claim(CONFIG)
+    open_model = replace(tiny.CONFIG, vocab_size=None, pad_id=None, dtype="auto")
+    workdir.check(replace(CONFIG, model=open_model, optimizer=replace(CONFIG.optimizer, total_steps=None)))
+
+
+def test_what_a_killed_start_leaves_behind_does_not_keep_the_next_from_starting(tmp_path):
+    (tmp_path / "run" / ".unfinished-x").mkdir(parents=True)
+    (tmp_path / "run" / "lock").write_text("process 1 on here since yesterday")
+    Workdir(tmp_path / "run").claim(CONFIG)
+    assert Workdir(tmp_path / "run").config().steps == 10
+
+
+def test_a_file_name_that_is_no_text_survives(tmp_path):
+    data = Files(train=(Path("\udcff.en"), Path("ü.de")))
+    Workdir(tmp_path / "run").claim(replace(CONFIG, data=data))
+    assert Workdir(tmp_path / "run").config().data == data
+    assert "ü.de" in (tmp_path / "run" / "config.json").read_text(encoding="utf-8")

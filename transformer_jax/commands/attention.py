@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from transformer_jax.atomic import atomic
+from transformer_jax.commands.streams import argument_text
 from transformer_jax.errors import UserError
 from transformer_jax.training import Run
 
@@ -32,11 +34,12 @@ class Attention:
 
     def run(self) -> None:
         """Write the picture and print what the model writes and where the picture is."""
-        if not self.text.strip():
+        text = argument_text("text", self.text)
+        if not text.strip():
             raise UserError("the text is empty")
         run = Run.open(self.workdir)
         model, _ = run.restored_model(self.step)
-        if written := draw_attention(run, model, self.text, self.out, layer=self.layer):
+        if written := draw_attention(run, model, text, self.out, layer=self.layer):
             print(written)
         print(f"wrote {self.out}", file=sys.stderr)
 
@@ -47,7 +50,11 @@ def draw_attention(run: Run, model: Any, text: str, out: Path, *, layer: int = -
     from transformer_jax.visualize.attention import check_suffix
 
     check_suffix(out)
-    written, watched = run.task.attention(model, run.config.data.prompt(text), run.strategy)
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; name a picture in it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with run.precision():
+        written, watched = run.task.attention(model, run.config.data.prompt(text), run.strategy)
     num_layers = min(len(place.weights) for place in watched)
     if not -num_layers <= layer < num_layers:
         raise UserError(f"layer={layer} is not one of the model's {num_layers} (0 to {num_layers - 1})")
@@ -60,8 +67,8 @@ def draw_attention(run: Run, model: Any, text: str, out: Path, *, layer: int = -
         figure = attention_figure(panels, title=f"{_line(title)}, layer {layer % num_layers}")
     for warning in caught:
         print(f"note: {warning.message}", file=sys.stderr)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(figure, out)
+    with atomic(out) as unfinished:
+        save_figure(figure, unfinished)
     return written
 
 

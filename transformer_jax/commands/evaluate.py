@@ -33,7 +33,8 @@ class Evaluate:
         records = run.config.data.split(self.split)
         if not len(records):
             raise UserError(f"the {self.split} split of {self.workdir} is empty")
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress, run.precision():
             bar = progress.add_task(f"{self.split} split", total=len(records))
             figures = run.task.evaluate(model, records, run.strategy, tick=lambda done: progress.advance(bar, done))
         print(json.dumps({"step": step, "split": self.split, "examples": len(records), **figures}))

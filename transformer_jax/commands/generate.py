@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from transformer_jax.commands.streams import argument_text
+from transformer_jax.data.lines import BYTE_ORDER_MARK
 from transformer_jax.errors import UserError
 from transformer_jax.training import Run
 
@@ -49,21 +50,42 @@ class Generate:
             seed=self.seed,
         )
         model, _ = run.restored_model(self.step)
-        lines = _numbered(sys.stdin)
-        prefix = f"{self.prefix} " if self.prefix else ""
-        while batch := list(islice(lines, max(self.batch_lines, 1))):
-            texts = [run.config.data.prompt(prefix + line) if line.strip() else "" for _, line in batch]
+        prefix = argument_text("prefix", self.prefix)
+        prefix = f"{prefix} " if prefix else ""
+        done = 0
+        for lines in _batches(sys.stdin, max(self.batch_lines, 1)):
+            texts = [run.config.data.prompt(prefix + line) if line.strip() else "" for line in lines]
             faults = run.task.faults(texts)
-            good = next((place for place, fault in enumerate(faults) if fault), len(batch))
-            for text in run.task.complete(model, texts[:good], run.strategy) if good else ():
+            good = next((index for index, fault in enumerate(faults) if fault), len(lines))
+            with run.precision():
+                written = run.task.complete(model, texts[:good], run.strategy) if good else ()
+            for text in written:
                 print(text.replace("\n", " "))  # a line for a line, whatever the model writes
             sys.stdout.flush()
-            if good < len(batch):
-                raise UserError(f"line {batch[good][0]} {faults[good]}; the lines before it were done")
+            if good < len(lines):
+                raise UserError(f"line {done + good + 1} {faults[good]}; the lines before it were done")
+            done += len(lines)
 
 
-def _numbered(stream: Any) -> Iterator[tuple[int, str]]:
-    """Lines end at a line feed and nowhere else."""
-    stream.reconfigure(encoding="utf-8", newline="\n")
-    for number, line in enumerate(stream, 1):
-        yield number, line.removesuffix("\n").removesuffix("\r")
+def _batches(stream: Any, size: int) -> Iterator[list[str]]:
+    """So many lines of UTF-8 at a time, and those before one that is not. Lines end at a line feed and nowhere else."""
+    if stream is None:
+        raise UserError("standard input is closed; give the lines with < FILE")
+    lines: list[str] = []
+    number, problem = 1, ""
+    try:
+        for number, line in enumerate(stream.buffer, 1):
+            line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            lines.append(line.removesuffix(b"\n").removesuffix(b"\r").decode())
+            if len(lines) == size:
+                yield lines
+                lines = []
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.start + 1} of the line, {error.object[error.start]:#04x}"
+        problem = f"line {number}: {byte}, is not UTF-8; convert it to UTF-8; the lines before it were done"
+    except OSError as error:
+        problem = f"standard input cannot be read: {error.strerror}; give the lines with < FILE"
+    if lines:
+        yield lines
+    if problem:
+        raise UserError(problem)

@@ -31,7 +31,8 @@ def _samples(run: Run, model: Any) -> list[dict[str, str]]:
     """What the model makes of the first records of the test split; of the validation split where there is none."""
     records = run.config.data.split("test") or run.config.data.split("valid")
     first = [records[i] for i in range(min(4 * NUM_SAMPLES, len(records)))]
-    return run.task.samples(model, first, run.strategy)[:NUM_SAMPLES] if first else []
+    with run.precision():
+        return run.task.samples(model, first, run.strategy)[:NUM_SAMPLES] if first else []
 
 
 def _print(samples: list[dict[str, str]]) -> None:

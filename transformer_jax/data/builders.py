@@ -16,6 +16,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from transformer_jax.data.dates import Dates
+from transformer_jax.data.lines import open_text
 from transformer_jax.data.source import Source, Split
 from transformer_jax.data.text import Text
 from transformer_jax.data.tfds import Tfds
@@ -28,9 +29,18 @@ class SourceConfig(tfds.core.BuilderConfig):
     source: Source[Any] = Dates()
 
 
+def _config(source: Dates | Text) -> SourceConfig:
+    """The configuration of a source and of what its files hold now: other content is another set."""
+    content = hashlib.blake2b()
+    for path in (path for split in get_args(Split) for path in getattr(source, split, ())):
+        with open_text(path) as file:
+            content.update(hashlib.file_digest(file, "blake2b").digest())
+    return _named_config(source, content.hexdigest() if source.files() else "")
+
+
 @cache  # TFDS wants a configuration of one name to be one object
-def _config(source: Source[Any]) -> SourceConfig:
-    digest = hashlib.blake2b(repr(source).encode(), digest_size=4).hexdigest()
+def _named_config(source: Dates | Text, content: str) -> SourceConfig:
+    digest = hashlib.blake2b(f"{source!r}{content}".encode(), digest_size=4).hexdigest()
     words = source.languages if isinstance(source, Dates) else ("documentation" if source == Text() else "files",)
     return SourceConfig(name="-".join((*words, digest)), source=source)
 
@@ -74,7 +84,8 @@ def prepare(source: Dates | Text, data_dir: Path) -> Tfds:
     with _quiet():
         builder(config=config, data_dir=data_dir, file_format="array_record").download_and_prepare()
     features = {field: field for field in builder.fields}
-    return Tfds(f"{builder.name}/{config.name}", features, data_dir, valid_split="valid")
+    # A line that is a document may be empty.
+    return Tfds(f"{builder.name}/{config.name}", features, data_dir, valid_split="valid", allow_empty=True)
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """Parallel text in files: two that correspond line by line, or one of tab-separated columns or of JSON objects."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from transformer_jax.data.lines import Lines, as_paths
-from transformer_jax.data.source import Chosen, Lazy, Record, Source, Split, check_split
+from transformer_jax.data.source import Chosen, Lazy, Record, Source, Split, check_split, check_text
 from transformer_jax.errors import UserError
 
 TSV, JSONL = (".tsv", ".tab"), (".jsonl", ".ndjson")
@@ -32,6 +33,8 @@ class Files(Source[Record]):
     held_out: int = 1000
     """Without valid files, this many records of train are valid instead, and as many more are test unless it has files;
     at most one record in twenty for each."""
+    allow_empty: bool = False
+    """Keep pairs of which a side is empty; otherwise they are an error that names file and line."""
 
     def __post_init__(self) -> None:
         for name in get_args(Split):
@@ -59,13 +62,17 @@ class Files(Source[Record]):
         records = self._open(self.train)
         return Chosen(records, _numbers(name, len(records), self.held_out, with_test=not self.test))
 
+    def files(self) -> Sequence[Path]:
+        """The files of train."""
+        return self.train
+
     def _open(self, paths: tuple[Path, ...]) -> Sequence[Record]:
         if len(paths) == 2:
-            return _open_lines(*map(Lines, paths))
+            return _open_lines(*map(Lines, paths), allow_empty=self.allow_empty)
         lines = Lines(paths[0])
         if paths[0].suffix.lower() in TSV:
-            return _open_columns(lines, self.source or "0", self.target or "1")
-        return _Objects(lines, self.source or "source", self.target or "target")
+            return _open_columns(lines, self.source or "0", self.target or "1", allow_empty=self.allow_empty)
+        return _Objects(lines, self.source or "source", self.target or "target", self.allow_empty)
 
 
 def _check_paths(name: str, paths: Sequence[Path]) -> None:
@@ -108,36 +115,43 @@ class _Others(Lazy[int]):
         return before * self.stride + within
 
 
-def _open_lines(sources: Lines, targets: Lines) -> "_Lines":
+def _open_lines(sources: Lines, targets: Lines, *, allow_empty: bool) -> "_Lines":
     if len(sources) != len(targets):
         shorter, longer = sorted((sources, targets), key=len)
         raise UserError(
             f"{sources.path} has {len(sources)} lines but {targets.path} has {len(targets)}, and they must correspond "
             f"line by line; {longer.where(len(shorter))}, is the first without a partner"
         )
-    return _Lines(sources, targets)
+    return _Lines(sources, targets, allow_empty)
 
 
 @dataclass(frozen=True)
 class _Lines(Lazy[Record]):
     sources: Lines
     targets: Lines
+    allow_empty: bool
 
     def __len__(self) -> int:
         return len(self.sources)
 
     def item(self, place: int) -> Record:
-        return {"source": self.sources[place], "target": self.targets[place]}
+        return {
+            "source": self._text("source", self.sources, place),
+            "target": self._text("target", self.targets, place),
+        }
+
+    def _text(self, side: str, lines: Lines, place: int) -> str:
+        return check_text(lines[place], side, partial(lines.where, place), allow_empty=self.allow_empty)
 
 
-def _open_columns(lines: Lines, source: str, target: str) -> "_Columns":
+def _open_columns(lines: Lines, source: str, target: str, *, allow_empty: bool) -> "_Columns":
     has_header = not (source.isdecimal() and target.isdecimal())
     names = lines[0].split("\t") if has_header else []
     for name in (source, target):
         if not name.isdecimal() and name not in names:
             raise UserError(f"{lines.path} has no column {name!r}; its first line has {', '.join(names)}")
     numbers = [int(name) if name.isdecimal() else names.index(name) for name in (source, target)]
-    return _Columns(lines, numbers[0], numbers[1], first=int(has_header))
+    return _Columns(lines, numbers[0], numbers[1], int(has_header), allow_empty)
 
 
 @dataclass(frozen=True)
@@ -147,19 +161,24 @@ class _Columns(Lazy[Record]):
     target: int
     first: int
     """The line of the first record: 1 below a header, else 0."""
+    allow_empty: bool
 
     def __len__(self) -> int:
         return len(self.lines) - self.first
 
     def item(self, place: int) -> Record:
+        where = partial(self.lines.where, self.first + place)
         columns = self.lines[self.first + place].split("\t")  # a quote is a character like any other
         needed = max(self.source, self.target) + 1
         if len(columns) < needed:
             raise UserError(
-                f"{self.lines.where(self.first + place)} has {len(columns)} of the {needed} columns needed (source is "
+                f"{where()} has {len(columns)} of the {needed} columns needed (source is "
                 f"column {self.source}, target column {self.target}, counted from 0); put a tab between columns"
             )
-        return {"source": columns[self.source], "target": columns[self.target]}
+        return {
+            "source": check_text(columns[self.source], "source", where, allow_empty=self.allow_empty),
+            "target": check_text(columns[self.target], "target", where, allow_empty=self.allow_empty),
+        }
 
 
 @dataclass(frozen=True)
@@ -167,34 +186,32 @@ class _Objects(Lazy[Record]):
     lines: Lines
     source: str
     target: str
+    allow_empty: bool
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def item(self, place: int) -> Record:
-        where = self.lines.where(place)
+        where = partial(self.lines.where, place)
         try:
             value = json.loads(self.lines[place])
         except json.JSONDecodeError as error:
-            raise UserError(f"{where} is not JSON: {error.msg} at character {error.colno}") from error
-        return {"source": _field(value, self.source, where), "target": _field(value, self.target, where)}
+            raise UserError(f"{where()} is not JSON: {error.msg} at character {error.colno}") from error
+        return {"source": self._text(value, "source", where), "target": self._text(value, "target", where)}
 
-
-def _field(value: Any, field: str, where: str) -> str:
-    """The text of a field, with dots into nested objects."""
-    for name in field.split("."):
-        if not isinstance(value, dict):
-            raise UserError(f"{where} has {_shown(value)} where an object with {name!r} was expected")
-        if name not in value:
-            raise UserError(f"{where} has no {field!r}: there is no {name!r} among {', '.join(value) or 'no fields'}")
-        value = value[name]
-    if not isinstance(value, str):
-        raise UserError(f"{where} has {_shown(value)} as {field!r}; give a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON can write half of a surrogate pair, which no tokenizer reads
-        raise UserError(f"{where} has {value[error.start]!a} in {field!r}, which is not a character") from error
-    return value
+    def _text(self, value: Any, side: str, where: Callable[[], str]) -> str:
+        """The text of a field, with dots into nested objects."""
+        field = getattr(self, side)
+        for name in field.split("."):
+            if not isinstance(value, dict):
+                raise UserError(f"{where()} has {_shown(value)} where an object with {name!r} was expected")
+            if name not in value:
+                known = ", ".join(value) or "no fields"
+                raise UserError(f"{where()} has no {field!r}: there is no {name!r} among {known}")
+            value = value[name]
+        if not isinstance(value, str):
+            raise UserError(f"{where()} has {_shown(value)} as {field!r}; give a string")
+        return check_text(value, side, where, allow_empty=self.allow_empty)
 
 
 def _shown(value: Any) -> str:

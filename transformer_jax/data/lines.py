@@ -18,6 +18,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NEWLINE, RETURN = b"\n\r"
 ENDS = np.dtype("<i8")
 CHUNK = 1 << 20  # bytes scanned at once
+NUM_SAMPLES, SAMPLE = 64, 1 << 12  # pieces of a file, and bytes of each, that its index is known by
 
 
 class Lines(Lazy[str]):
@@ -25,7 +26,8 @@ class Lines(Lazy[str]):
 
     A line ends at "\n" and at no other break that Unicode knows, so that files which correspond line by line keep doing
     so. A "\r" before the "\n" and a byte order mark are no part of a line. Where the lines end is found out once and
-    kept in the user's cache folder, for as long as the file stays as it is.
+    kept in the user's cache folder, for as long as the file stays as it is; a file that changes while it is open is an
+    error, not another line.
     """
 
     def __init__(self, path: Path | str):
@@ -39,8 +41,13 @@ class Lines(Lazy[str]):
         return len(self._ends)
 
     def item(self, place: int) -> str:
-        start = self._ends[place - 1] + 1 if place else self._begin
-        line = self._bytes[start : self._ends[place]].removesuffix(b"\r")
+        start, end = int(self._ends[place - 1]) + 1 if place else self._begin, int(self._ends[place])
+        # The size first: reading what is mapped beyond the end of its file would kill the process.
+        if self._bytes.size() != len(self._bytes) or not self._is_line(start, end):
+            raise UserError(
+                f"{self.path} was changed while it was being read; start again with a file that stays as it is"
+            )
+        line = self._bytes[start:end].removesuffix(b"\r")
         try:
             return line.decode()
         except UnicodeDecodeError as error:
@@ -48,6 +55,12 @@ class Lines(Lazy[str]):
                 f"{self.where(place)}: byte {error.start + 1} of the line, {line[error.start]:#04x}, is not UTF-8; "
                 "convert the file to UTF-8"
             ) from error
+
+    def _is_line(self, start: int, end: int) -> bool:
+        """Whether this is where a line begins and ends: what an index of another file would not know."""
+        begins = start == self._begin or self._bytes[start - 1] == NEWLINE
+        ends = end == len(self._bytes) or self._bytes[end] == NEWLINE
+        return begins and ends and self._bytes.find(b"\n", start, end) < 0
 
     def where(self, place: int) -> str:
         """The file and the line, counted from 1 as editors do."""
@@ -88,21 +101,50 @@ def open_text(path: Path) -> BufferedReader:
 def _line_ends(path: Path, file: BufferedReader) -> np.ndarray:
     """Where each line ends: mapped from the cache, or from a temporary file where there can be no cache."""
     status = os.fstat(file.fileno())
-    key = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
     try:
-        cached = _cache_folder() / blake2b(os.fsencode(key), digest_size=16).hexdigest()
-        if not _is_whole(cached, status.st_size):
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(dir=cached.parent) as folder:
-                partial = Path(folder, "ends")
-                with partial.open("wb") as index:
-                    _scan(file, index)
-                partial.replace(cached)
-        return np.asarray(np.memmap(cached, ENDS, "r"))
+        mark = _mark(file, status)
+        cached = _cache_folder() / blake2b(os.fsencode(path.resolve()), digest_size=16).hexdigest()
+        if (ends := _cached_ends(cached, mark, status.st_size)) is not None:
+            return ends
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cached.parent) as folder:
+            partial = Path(folder, "ends")
+            with partial.open("wb") as index:
+                index.write(mark)
+                _scan(file, index)
+            ends = np.memmap(partial, ENDS, "r")[len(mark) // ENDS.itemsize :]
+            partial.replace(cached)
+        return np.asarray(ends)
     except (OSError, RuntimeError):  # not writable, or no home to be in
         with TemporaryFile() as index:
             _scan(file, index)
             return np.asarray(np.memmap(index, ENDS, "r"))
+
+
+def _mark(file: BufferedReader, status: os.stat_result) -> bytes:
+    """What tells a file from any other, before or after it at the same path.
+
+    Its size and time are not enough: `cp -p` and `mv` bring theirs along. No program can set the time of the last
+    change of status (ctime), nor choose an inode. Where a file system keeps neither, samples of the content are left,
+    which are all of a small file.
+    """
+    known = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    digest = blake2b(repr(known).encode(), digest_size=16)
+    for start in np.linspace(0, max(status.st_size - SAMPLE, 0), NUM_SAMPLES, dtype=np.int64):
+        file.seek(start)
+        digest.update(file.read(SAMPLE))
+    return digest.digest()
+
+
+def _cached_ends(index: Path, mark: bytes, size: int) -> np.ndarray | None:
+    """What an index has, if it is that of this file, and down to its end: a crash can leave it cut short."""
+    try:
+        words = np.asarray(np.memmap(index, ENDS, "r"))
+    except (OSError, ValueError):
+        return None
+    first = len(mark) // ENDS.itemsize
+    is_whole = len(words) > first and words[-1] in (size - 1, size)
+    return words[first:] if is_whole and words[:first].tobytes() == mark else None
 
 
 def _cache_folder() -> Path:
@@ -110,16 +152,8 @@ def _cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "transformer_jax" / "lines"
 
 
-def _is_whole(index: Path, size: int) -> bool:
-    """Whether an index is there, down to the end of its file: a machine that crashes can leave it cut short."""
-    try:
-        return int(np.memmap(index, ENDS, "r")[-1]) in (size - 1, size)
-    except (OSError, ValueError):
-        return False
-
-
 def _scan(file: BufferedReader, index: BinaryIO) -> None:
-    r"""Write down where each line of a file ends: the places of "\n", and the end of a last line without one."""
+    r"""Write down where each line of a file ends: the positions of "\n", and the end of a last line without one."""
     file.seek(0)
     buffer, place, last = bytearray(CHUNK), 0, NEWLINE
     while count := file.readinto(buffer):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from transformer_jax.data.source import Joined, Lazy, Source, Split
@@ -37,13 +38,17 @@ class Mixture(Source[Any]):
 
     def split(self, name: Split) -> Sequence[Any]:
         """The records of "train", mixed, or those of "valid" or "test" of each source in turn."""
-        splits = [source.split(name) for source in self.sources]
+        splits = [_Named(source.split(name), f"sources[{number}]") for number, source in enumerate(self.sources)]
         return _Mixed(splits, self.weights) if name == "train" else Joined(splits)
 
     def fields(self) -> tuple[str, ...]:
         """What the records of all sources have."""
         first, *others = (source.fields() for source in self.sources)
         return tuple(field for field in first if all(field in other for other in others))
+
+    def files(self) -> Sequence[Path]:
+        """The files of all sources."""
+        return [path for source in self.sources for path in source.files()]
 
     def tags(self) -> tuple[str, ...]:
         """The tags of all sources."""
@@ -52,6 +57,23 @@ class Mixture(Source[Any]):
     def prompt(self, text: str) -> str:
         """As the first source has it."""
         return self.sources[0].prompt(text)
+
+
+@dataclass(frozen=True)
+class _Named(Lazy[Any]):
+    """Records of which what is wrong with them names their source."""
+
+    records: Sequence[Any]
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def item(self, place: int) -> Any:
+        try:
+            return self.records[place]
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from error
 
 
 class _Mixed(Lazy[Any]):

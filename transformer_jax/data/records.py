@@ -1,10 +1,10 @@
 """Pairs of text held in memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from transformer_jax.data.source import Record, Source, Split, check_split
+from transformer_jax.data.source import Record, Source, Split, check_split, check_text
 from transformer_jax.errors import UserError
 
 
@@ -18,21 +18,24 @@ class Records(Source[Record]):
     """Pairs to follow the training with."""
     test: tuple[tuple[str, str], ...] = ()
     """Pairs to judge the result by."""
+    allow_empty: bool = False
+    """Keep pairs of which a side is empty; otherwise they are an error that names them."""
 
     def __post_init__(self) -> None:
         for name in get_args(Split):
-            object.__setattr__(self, name, _pairs(name, getattr(self, name)))
+            object.__setattr__(self, name, self._pairs(name))
 
     def split(self, name: Split) -> Sequence[Record]:
         """The pairs of "train", "valid" or "test"."""
         check_split(name)
         return [{"source": source, "target": target} for source, target in getattr(self, name)]
 
-
-def _pairs(name: str, pairs: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
-    checked = []
-    for index, pair in enumerate(pairs):
-        if not isinstance(pair, (tuple, list)) or [type(text) for text in pair] != [str, str]:
-            raise UserError(f"{name}[{index}] is {pair!r}; give a pair of strings, (source, target)")
-        checked.append((pair[0], pair[1]))
-    return tuple(checked)
+    def _pairs(self, name: Split) -> tuple[tuple[str, str], ...]:
+        checked = []
+        for index, pair in enumerate(getattr(self, name)):
+            if not isinstance(pair, (tuple, list)) or [type(text) for text in pair] != [str, str]:
+                raise UserError(f"{name}[{index}] is {pair!r}; give a pair of strings, (source, target)")
+            for side, text in zip(("source", "target"), pair, strict=True):
+                check_text(text, side, f"{name}[{index}]".__str__, allow_empty=self.allow_empty)
+            checked.append((pair[0], pair[1]))
+        return tuple(checked)

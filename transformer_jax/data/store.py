@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.data.source import Lazy
+from transformer_jax.errors import UserError
 
 Example = Mapping[str, Sequence[int] | np.ndarray]
 """Named sequences of ids: `{"source": [...], "target": [...]}`."""
+
+INT32 = np.iinfo(np.int32)  # what batches are made of
 
 
 class Store(Lazy[Example]):
@@ -26,19 +29,30 @@ class Store(Lazy[Example]):
     @classmethod
     def of(cls, examples: Sequence[Example]) -> "Store":
         """A store in memory."""
+        return cls._of(examples)
+
+    @classmethod
+    def _of(
+        cls, examples: Sequence[Example], *, low: int = INT32.min, high: int = INT32.max, first: int = 0
+    ) -> "Store":
+        """Examples whose ids must be from `low` to `high`; the first has this number."""
         names = list(examples[0]) if examples else []
-        ids = {name: np.concatenate([np.asarray(x[name], np.int32) for x in examples]) for name in names}
+        ids = {name: _joined(name, [x[name] for x in examples], low, high, first) for name in names}
         return cls(ids, {name: np.cumsum([len(x[name]) for x in examples]) for name in names})
 
     @classmethod
     def write(cls, path: Path, parts: Iterable[Sequence[Example]], *, vocab_size: int) -> "Store":
         """Write the examples to a new folder, part by part, all or nothing, and open it."""
         dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
+        high = min(np.iinfo(dtype).max, INT32.max)
         unfinished = path.with_name(f"{path.name}.partial")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         totals: dict[str, int] = {}
-        for part in map(cls.of, filter(len, parts)):
+        count = 0
+        for examples in filter(len, parts):
+            part = cls._of(examples, low=0, high=high, first=count)
+            count += len(part)
             for name in part.ids:
                 total = totals.get(name, 0)
                 _append(unfinished / f"{name}.ids", part.ids[name].astype(dtype))
@@ -76,6 +90,22 @@ class Store(Lazy[Example]):
         return {
             name: self.ids[name][ends[number - 1] if number else 0 : ends[number]] for name, ends in self.ends.items()
         }
+
+
+def _joined(name: str, columns: Sequence[Sequence[int] | np.ndarray], low: int, high: int, first: int) -> np.ndarray:
+    """The ids of a column one after the other. NumPy would wrap or truncate what does not fit; here it is an error."""
+    filled = [column for column in columns if len(column)]
+    try:
+        ids = np.concatenate(list(map(np.asarray, filled))) if filled else np.zeros(0, np.int32)
+    except ValueError:  # sequences of sequences
+        ids = np.zeros(0)
+    if ids.ndim == 1 and ids.dtype.kind in "iu" and (not len(ids) or (low <= ids.min() and ids.max() <= high)):
+        return ids.astype(np.int32)
+    for number, column in enumerate(columns, first):
+        for value in column.tolist() if isinstance(column, np.ndarray) else column:
+            if not isinstance(value, (int, np.integer)) or not low <= value <= high:
+                raise UserError(f"example {number} has {value!r} in {name!r}; give integers from {low} to {high}")
+    return np.concatenate([np.asarray(column, np.int32) for column in columns])
 
 
 def _append(path: Path, array: np.ndarray) -> None:

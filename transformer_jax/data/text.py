@@ -63,6 +63,10 @@ class Text(Source[Document]):
         """A document is a text."""
         return ("text",)
 
+    def files(self) -> Sequence[Path]:
+        """The files of train."""
+        return self.train
+
     def _texts(self, paths: Sequence[Path], part: Split | None = None) -> Sequence[str]:
         """The texts in files: all of them, or the part before or after the place that parts train from valid."""
         if self.document == "file":

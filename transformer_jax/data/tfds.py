@@ -4,13 +4,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from transformer_jax.data.source import Lazy, Source, Split
+from transformer_jax.data.source import Lazy, Source, Split, check_text
 from transformer_jax.data.tfrecord import add_array_record
 from transformer_jax.errors import UserError
 
@@ -36,9 +37,33 @@ class Tfds(Source[Any]):
     """The split to judge the result by."""
     download: bool = False
     """Fetch and prepare the set when it is not in data_dir; otherwise nothing is asked of the network."""
+    allow_empty: bool = False
+    """Keep records of which a text is empty; otherwise they are an error that names file and record."""
 
     def split(self, name: Split) -> Sequence[Any]:
         """The records of "train", "valid" or "test", each read when it is asked for."""
+        builder = self._builder(name)
+        split = getattr(self, f"{name}_split")
+        records = builder.as_data_source(split)
+        for shard in builder.info.splits[split].filepaths:
+            if not shard.exists():
+                raise UserError(f"{self.name} lacks its file {shard}; copy or prepare the set again")
+        shards = tuple(
+            (str(part.filename), part.skip, part.examples_in_shard - part.skip if part.take == -1 else part.take)
+            for part in builder.info.splits[split].file_instructions
+        )
+        return _Texts(records, self.features, f"{self.name}, {split}", shards, self.allow_empty)
+
+    def fields(self) -> tuple[str, ...]:
+        """What the features are called here."""
+        return tuple(self.features)
+
+    def files(self) -> Sequence[Path]:
+        """The files of the train split."""
+        return [Path(path) for path in self._builder("train").info.splits[self.train_split].filepaths]
+
+    def _builder(self, name: Split) -> Any:
+        """TFDS's builder of files that can be read in any order, with the features and the split that are asked for."""
         from tensorflow_datasets.core import FileFormat  # slow to import, and only needed here
 
         builder = self._prepared() or self._downloaded()
@@ -46,16 +71,7 @@ class Tfds(Source[Any]):
         self._check_split(f"{name}_split", builder.info.splits)
         if not builder.info.available_file_formats() & FileFormat.with_random_access():
             builder = self._converted(builder)
-        split = getattr(self, f"{name}_split")
-        records = builder.as_data_source(split)
-        for shard in builder.info.splits[split].filepaths:
-            if not shard.exists():
-                raise UserError(f"{self.name} lacks its file {shard}; copy or prepare the set again")
-        return _Texts(records, self.features)
-
-    def fields(self) -> tuple[str, ...]:
-        """What the features are called here."""
-        return tuple(self.features)
+        return builder
 
     @property
     def _place(self) -> Path | None:
@@ -132,13 +148,42 @@ class Tfds(Source[Any]):
 class _Texts(Lazy[dict[str, str]]):
     records: Any
     features: dict[str, str]
+    name: str
+    """The set and the split, for errors,"""
+    shards: tuple[tuple[str, int, int], ...]
+    """and its files: the path of each, the first record that is read of it, and how many are."""
+    allow_empty: bool
 
     def __len__(self) -> int:
         return len(self.records)
 
     def item(self, place: int) -> dict[str, str]:
-        record = self.records[place]
-        return {field: record[name].decode() for field, name in self.features.items()}
+        try:
+            record = self.records[place]
+        except Exception as error:  # array_record and the parser of examples each raise their own
+            raise UserError(
+                f"{self.where(place)} cannot be read: {_first_line(error)}; copy or prepare the set again"
+            ) from error
+        return {field: self._text(record[name], field, name, place) for field, name in self.features.items()}
+
+    def where(self, place: int) -> str:
+        """The set, the split and the record, and which file that is in."""
+        number = place
+        for path, first, count in self.shards:
+            if number < count:
+                return f"{self.name}, record {place} ({path}, record {first + number}, counted from 0)"
+            number -= count
+        raise IndexError(place)
+
+    def _text(self, data: bytes, field: str, name: str, place: int) -> str:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{self.where(place)} has byte {error.start + 1} of {name!r}, {data[error.start]:#04x}, that is not "
+                "UTF-8; prepare the set again as UTF-8"
+            ) from error
+        return check_text(text, field, partial(self.where, place), allow_empty=self.allow_empty)
 
 
 def _first_line(error: Exception) -> str:

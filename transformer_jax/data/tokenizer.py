@@ -1,17 +1,20 @@
 """Text to ids and back: a thin layer over the `tokenizers` library, with its special ids named."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Sequence, Set
+from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders
 
-from transformer_jax.data.tokenizer_training import Kind, learn
+from transformer_jax.data.allowed_tokens import with_allowed
+from transformer_jax.data.tokenizer_config import TokenizerConfig
+from transformer_jax.data.tokenizer_training import learn
 from transformer_jax.errors import UserError
 
 PAD, BEGIN, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
@@ -21,6 +24,7 @@ WELL_KNOWN = {
     "begin": (BEGIN, "[CLS]", "<bos>", "<|endoftext|>"),
     "end": (END, "[SEP]", "<eos>", "<|endoftext|>"),
     "unknown": (UNKNOWN, "[UNK]"),
+    "mask": ("[MASK]", "<mask>"),
 }
 """The names that published tokenizers give their special tokens, ours first."""
 
@@ -28,41 +32,8 @@ WORD_BEGINS = (" ", "Ġ", "▁", "\n", "Ċ")
 """How the tokens that begin a word begin: with a space, or what stands for it."""
 
 
-@dataclass(frozen=True)
-class TokenizerConfig:
-    """A tokenizer, trained on the training text or loaded from a file."""
-
-    vocab_size: int = 512
-    """Most tokens to learn, with the alphabet, special tokens and tags. Too few for these is an error that says how
-    many they take."""
-    kind: Kind = "bpe"
-    """How text becomes tokens. bpe merges characters and byte_bpe merges bytes into frequent pieces; unigram takes the
-    likeliest pieces and wordpiece the longest; characters and bytes take them one by one. byte_bpe, bytes and unigram
-    write every text; the others write the characters that they were trained on, and the rest is unknown."""
-    path: Path | None = None
-    """A tokenizer.json to load instead of training one."""
-    max_records: int = 1_000_000
-    """Most training records to learn from, evenly spaced over the set."""
-    pad: str | None = None
-    """The padding token; None is <pad>, or for a loaded tokenizer [PAD]. Here and below, a name that a loaded one lacks
-    is added to it. With the name of the end token, a loss that leaves out the padding leaves out the end."""
-    begin: str | None = None
-    """The token before a text; None is <s>, or for a loaded tokenizer [CLS], <|endoftext|> or its end token."""
-    end: str | None = None
-    """The token after a text; None is </s>, or for a loaded tokenizer [SEP] or <|endoftext|>."""
-    unknown: str | None = None
-    """The token for what cannot be written; None is <unk>, or what a loaded tokenizer has. Bytes need none."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise UserError(f"tokenizer.kind={self.kind!r} is not known; choose among {', '.join(get_args(Kind))}")
-        for name in ("vocab_size", "max_records"):
-            if getattr(self, name) < 1:
-                raise UserError(f"tokenizer.{name} must be at least 1; got {getattr(self, name)}")
-
-
 class Tokenizer:
-    """Text to ids and back. Special tokens in a text are read as plain characters, never as what they mean."""
+    """Text to ids and back. Special tokens in a text are read as plain characters, unless the caller allows them."""
 
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, config: TokenizerConfig | None = None, *, tags: Sequence[str] = ()
@@ -76,14 +47,17 @@ class Tokenizer:
         self.begin_id = self._special_id("begin", config.begin, otherwise=self.end_id)
         self.pad_id = self._special_id("pad", config.pad)
         self.unknown_id = self._unknown_id(config.unknown)
+        self.add_begin = config.add_begin
         # Tags are ordinary added tokens: unlike special ones they are found in text.
         tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
         self._special_ids = set(self._special_tokens().values())
+        self._allowing: dict[frozenset[str], tokenizers.Tokenizer] = {}
         self._check_tags(tags)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._tokenizer.encode_special_tokens = True  # the library forgets it when pickled
+        self._allowing = {}
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig, *, tags: Sequence[str] = ()) -> "Tokenizer":
@@ -127,10 +101,73 @@ class Tokenizer:
         content = f"{special_ids} {self._tokenizer.to_str()}"
         return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without begin and end."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._without_special(encoding.ids) for encoding in encodings]
+    @property
+    def begins_texts(self) -> bool:
+        """Whether the tokenizer's own file puts the begin token before a text, as that of Llama does."""
+        plain, whole = (self._tokenizer.encode("a", add_special_tokens=add).ids for add in (False, True))
+        return whole != plain and whole[:1] == [self.begin_id]
+
+    def with_begin(self, add_begin: bool) -> "Tokenizer":
+        """The same tokenizer for a language model whose prompts begin with the begin token, or do not."""
+        other = copy(self)
+        other.add_begin = add_begin
+        return other
+
+    @cached_property
+    def mask_token(self) -> str | None:
+        """The token that stands for one to be predicted; None where the tokenizer has none."""
+        return next((token for token in WELL_KNOWN["mask"] if self.find(token) is not None), None)
+
+    @property
+    def mask_id(self) -> int | None:
+        """The id of the mask token."""
+        return None if self.mask_token is None else self.find(self.mask_token)
+
+    @cached_property
+    def spaces_begin_words(self) -> bool:
+        """Whether a space is part of the token after it, as in "▁word", and none of its own, as with characters."""
+        space, words = self.encode([" ", "a a"])
+        return not set(space) & set(words)
+
+    def encode(self, texts: Sequence[str], *, allow: Sequence[str] = ()) -> list[list[int]]:
+        """The ids of each text, without begin and end.
+
+        Args:
+            texts: What to encode.
+            allow: Special tokens that are found in the texts, for a prompt that somebody wrote; all others are plain
+                characters. Both "[MASK]" and "<mask>" mean the tokenizer's mask, whichever of them it has; where a
+                space begins words, the one before a mask is part of what is masked.
+        """
+        if not allow:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [self._without_special(encoding.ids) for encoding in encodings]
+        tokens = {name: self._allowed(name) for name in allow}
+        for name, token in tokens.items():
+            texts = [text.replace(name, token) for text in texts]
+        encodings = self._finding(frozenset(tokens.values())).encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = {id for id in map(self.find, tokens.values()) if id is not None}
+        return [self._without_special(encoding.ids, allowed=ids) for encoding in encodings]
+
+    def warn_if_unknown(self, rows: Iterable[Sequence[int] | np.ndarray], what: str, *, share: float = 0.5) -> None:
+        """Warn, once for all of them, of encoded texts that have at least this share of unknown tokens.
+
+        Args:
+            rows: The ids of texts, as `encode` gives them; or one array with those of many.
+            what: What each row is, such as "text", for the warning.
+            share: Of the tokens of a row.
+        """
+        if self.unknown_id is None:
+            return
+        counts = [(int(np.sum(np.asarray(row) == self.unknown_id)), len(row)) for row in rows]
+        found = [(unknown, total) for unknown, total in counts if unknown and unknown >= share * total]
+        if found:
+            unknown, total = map(sum, zip(*found, strict=True))
+            warnings.warn(
+                f"{unknown} of {total} tokens are unknown to the tokenizer ({self.tokens([self.unknown_id])[0]}) in "
+                f"{len(found)} of {len(counts)} {what}; check its language, its upper and lower case, and that the "
+                "tokenizer is that of the model",
+                stacklevel=3,
+            )
 
     def decode(self, ids: Sequence[Sequence[int] | np.ndarray]) -> list[str]:
         """The text of each sequence of ids; special ones are left out."""
@@ -188,12 +225,28 @@ class Tokenizer:
             raise UserError(f"tokenizer.unknown={name!r} is not a token of the tokenizer; name one that is, or none")
         return id
 
-    def _without_special(self, ids: list[int]) -> list[int]:
+    def _without_special(self, ids: list[int], *, allowed: Set[int] = frozenset()) -> list[int]:
         """The ids of a text, a special one made unknown: where these are among its pieces, a model (T5) finds them."""
-        if self._special_ids.isdisjoint(ids):
+        special = self._special_ids - allowed
+        if special.isdisjoint(ids):
             return ids
         unknown = [] if self.unknown_id is None else [self.unknown_id]
-        return [plain for id in ids for plain in (unknown if id in self._special_ids else [id])]
+        return [plain for id in ids for plain in (unknown if id in special else [id])]
+
+    def _allowed(self, name: str) -> str:
+        """The token that a name in `allow` stands for."""
+        token = self.mask_token if name in WELL_KNOWN["mask"] and self.find(name) is None else name
+        if token is None or self.find(token) is None:
+            special = ", ".join(self._special_tokens()) or "it has none"
+            raise UserError(f"allow={name!r} is not a token of the tokenizer; name a special token of it: {special}")
+        return token
+
+    def _finding(self, tokens: frozenset[str]) -> tokenizers.Tokenizer:
+        """The tokenizer of the library that finds these tokens in a text."""
+        if tokens not in self._allowing:
+            takes_space = {token: token == self.mask_token and self.spaces_begin_words for token in sorted(tokens)}
+            self._allowing[tokens] = with_allowed(self._tokenizer, takes_space)
+        return self._allowing[tokens]
 
     def _check_tags(self, tags: Sequence[str]) -> None:
         for tag, ids in zip(tags, self.encode(tags), strict=True):

@@ -7,16 +7,30 @@ from typing import Any
 
 from transformer_jax.errors import UserError
 from transformer_jax.interop.family import (
+    ACTIVATION,
     Family,
-    Json,
     blocks,
     linear,
     norm,
-    read_fields,
-    require,
+    our_fields,
     require_config,
     table,
-    write_fields,
+    their_fields,
+)
+from transformer_jax.interop.fields import (
+    COUNT,
+    FLAG,
+    ID,
+    LABELS,
+    LAYERS,
+    POSITIVE,
+    RATE,
+    SIZE,
+    Field,
+    Json,
+    optional,
+    require,
+    require_equal,
 )
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
@@ -34,33 +48,28 @@ ARCHITECTURES: dict[str, tuple[Head, ...]] = {
 """The heads of an architecture, by the end of its name. A pooler that nothing reads may be there or not, but not in
 DistilBERT, where it is part of the classifier; next_sentence is BERT's alone."""
 
-FIELDS = {
-    "vocab_size": "vocab_size",
-    "d_model": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "d_ff": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_types": "type_vocab_size",
-    "dropout_rate": "hidden_dropout_prob",
-    "attention_dropout_rate": "attention_probs_dropout_prob",
-    "activation": "hidden_act",
-    "norm_epsilon": "layer_norm_eps",
-    "pad_id": "pad_token_id",
+HEADS = {
+    "tie_word_embeddings": Field(FLAG, default=True),
+    "id2label": Field(optional(LABELS), default=None),
+    "num_labels": Field(optional(SIZE), default=None),
 }
-DEFAULTS = {
-    "vocab_size": 30_522,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "type_vocab_size": 2,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "pad_token_id": 0,
-    "max_position_embeddings": 512,
+"""Fields that say something of the heads, in all three families."""
+FIELDS = HEADS | {
+    "vocab_size": Field(SIZE, "vocab_size"),
+    "hidden_size": Field(SIZE, "d_model"),
+    "num_attention_heads": Field(SIZE, "num_heads"),
+    "intermediate_size": Field(SIZE, "d_ff"),
+    "num_hidden_layers": Field(LAYERS, "num_layers"),
+    "max_position_embeddings": Field(SIZE),
+    "type_vocab_size": Field(COUNT, "num_types", 2),
+    "hidden_dropout_prob": Field(RATE, "dropout_rate", 0.1),
+    "attention_probs_dropout_prob": Field(RATE, "attention_dropout_rate", 0.1),
+    "classifier_dropout": Field(optional(RATE), default=None),
+    "hidden_act": Field(ACTIVATION, "activation", "gelu"),
+    "layer_norm_eps": Field(POSITIVE, "norm_epsilon", 1e-12),
+    "pad_token_id": Field(ID, "pad_id", 0),
 }
+FIXED = {"position_embedding_type": "absolute"}
 BLOCK = {
     "self_attention.query": "attention.self.query",
     "self_attention.key": "attention.self.key",
@@ -123,10 +132,11 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
 
 def read_config(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> BertConfig:
     """Our config, where a config.json has the fields of BERT."""
-    require(json, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     require_tied(json, heads)
+    if {"classifier", "tagger"} & set(heads):
+        require_equal(json, "classifier_dropout", "hidden_dropout_prob")
     return BertConfig(
-        **read_fields(json, FIELDS),
+        **our_fields(json, FIELDS),
         max_length=json["max_position_embeddings"] - position_start,
         position_start=position_start,
         heads=heads,
@@ -136,7 +146,7 @@ def read_config(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> 
 
 def heads_of(prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Mapping[Head, str]) -> tuple[Head, ...]:
     """The heads that a checkpoint says it has, and those that its tensors show."""
-    said = set(ARCHITECTURES.get((json.get("architectures") or [""])[0].removeprefix(prefix), ()))
+    said = set(ARCHITECTURES.get((json["architectures"] or [""])[0].removeprefix(prefix), ()))
     shown = {head for head, start in shown_by.items() if any(name.startswith(start) for name in found)}
     if {"classifier", "tagger"} <= shown:  # both have this name; a tagger needs no pooler
         shown.discard(
@@ -151,18 +161,17 @@ def heads_of(prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Map
 def require_tied(json: Json, heads: tuple[Head, ...]) -> None:
     """Raise on an output layer of its own, which no published checkpoint has."""
     if "masked_lm" in heads:
-        require(json, tie_word_embeddings=True)
+        require(json, {"tie_word_embeddings": True})
 
 
 def labels_of(json: Json, heads: tuple[Head, ...]) -> dict[str, Any]:
     """How many labels there are, where a head gives labels, and their names, unless these are numbers."""
     if not {"classifier", "tagger"} & set(heads):
         return {}
-    names = json.get("id2label") or {}
-    names = tuple(name for _, name in sorted((int(id), str(name)) for id, name in names.items()))
-    count = json.get("num_labels", len(names) or 2)
-    named = len(names) == count and names != _numbered(count)
-    return {"num_labels": count, "label_names": names if named else ()}
+    given = json["id2label"] or {}
+    names = tuple(str(given[str(label)]) for label in range(len(given)))
+    count = len(names) or json["num_labels"] or 2
+    return {"num_labels": count, "label_names": names if names != _numbered(len(names)) else ()}
 
 
 def _numbered(count: int) -> tuple[str, ...]:
@@ -170,7 +179,7 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 
 def write_config(
-    prefix: str, fields: Mapping[str, str], config: BertConfig, *, pooler_activation: str = "tanh", **values: Any
+    prefix: str, fields: Mapping[str, Field], config: BertConfig, *, pooler_activation: str = "tanh", **values: Any
 ) -> dict[str, Any]:
     """The config.json of a config which, like all of its family, has these values."""
     require_config(config, prefix, **values)
@@ -179,7 +188,7 @@ def write_config(
     labels = dict(enumerate(config.label_names or _numbered(config.num_labels or 0)))
     return {
         "architectures": [prefix + _architecture(prefix, config)],
-        **write_fields(config, fields),
+        **their_fields(config, fields),
         "max_position_embeddings": config.max_length + config.position_start,
         **({"id2label": labels, "label2id": {name: id for id, name in labels.items()}} if labels else {}),
     }
@@ -202,4 +211,6 @@ def rename(prefix: str, name: str) -> str | None:
     return f"{prefix}.{name}" if bare else name
 
 
-BERT = Family("bert", DEFAULTS, partial(rename, "bert"), _read, partial(write_config, "Bert", FIELDS), _names)
+BERT = Family(
+    "bert", FIELDS, partial(rename, "bert"), _read, partial(write_config, "Bert", FIELDS), _names, fixed=FIXED
+)

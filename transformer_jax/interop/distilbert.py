@@ -1,37 +1,29 @@
 """DistilBERT checkpoints."""
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 
-from transformer_jax.interop.bert import heads_of, labels_of, names_of, rename, require_tied, write_config
-from transformer_jax.interop.family import Family, Json, blocks, linear, norm, read_fields, require
+from transformer_jax.interop.bert import HEADS, heads_of, labels_of, names_of, rename, require_tied, write_config
+from transformer_jax.interop.family import ACTIVATION, Family, blocks, linear, norm, our_fields
+from transformer_jax.interop.fields import ID, LAYERS, RATE, SIZE, Field, Json
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.bert import BertConfig, Head
 
-FIELDS = {
-    "vocab_size": "vocab_size",
-    "d_model": "dim",
-    "num_heads": "n_heads",
-    "d_ff": "hidden_dim",
-    "num_layers": "n_layers",
-    "max_length": "max_position_embeddings",
-    "dropout_rate": "dropout",
-    "attention_dropout_rate": "attention_dropout",
-    "activation": "activation",
-    "pad_id": "pad_token_id",
-}
-DEFAULTS = {
-    "vocab_size": 30_522,
-    "dim": 768,
-    "n_heads": 12,
-    "hidden_dim": 3072,
-    "n_layers": 6,
-    "max_position_embeddings": 512,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "activation": "gelu",
-    "pad_token_id": 0,
+FIELDS = HEADS | {
+    "vocab_size": Field(SIZE, "vocab_size"),
+    "dim": Field(SIZE, "d_model"),
+    "n_heads": Field(SIZE, "num_heads"),
+    "hidden_dim": Field(SIZE, "d_ff"),
+    "n_layers": Field(LAYERS, "num_layers"),
+    "max_position_embeddings": Field(SIZE, "max_length"),
+    "dropout": Field(RATE, "dropout_rate", 0.1),
+    "attention_dropout": Field(RATE, "attention_dropout_rate", 0.1),
+    "seq_classif_dropout": Field(RATE, default=0.2),
+    "qa_dropout": Field(RATE, default=0.1),
+    "activation": Field(ACTIVATION, "activation", "gelu"),
+    "pad_token_id": Field(ID, "pad_id", 0),
 }
 EPSILON = 1e-12
 BLOCK = {
@@ -62,7 +54,6 @@ def _names(config: BertConfig) -> Names:
 
 
 def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
-    require(json, sinusoidal_pos_embds=False)
     shown_by: dict[Head, str] = {
         "pooler": "pre_classifier.",
         "masked_lm": "vocab_projector.",
@@ -72,8 +63,9 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
     }
     heads = heads_of("DistilBert", json, found, shown_by)
     require_tied(json, heads)
+    _warn_of_dropout(json, heads)
     return BertConfig(
-        **read_fields(json, FIELDS),
+        **our_fields(json, FIELDS),
         num_types=0,
         position_start=0,
         norm_epsilon=EPSILON,
@@ -83,11 +75,21 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
     )
 
 
+def _warn_of_dropout(json: Json, heads: tuple[Head, ...]) -> None:
+    """Say of the dropout of a head that it is another one here; its default is, so that most checkpoints say it."""
+    ours = {"seq_classif_dropout": ("classifier", json["dropout"]), "qa_dropout": ("span", 0.0)}
+    for name, (head, rate) in ours.items():
+        if head in heads and json[name] != rate:
+            warnings.warn(f"config.json: {name}={json[name]} is not honoured in training; it is {rate}", stacklevel=5)
+
+
 DISTILBERT = Family(
     "distilbert",
-    DEFAULTS,
+    FIELDS,
     partial(rename, "distilbert"),
     _read,
     partial(write_config, "DistilBert", FIELDS, pooler_activation="relu", norm_epsilon=EPSILON),
     _names,
+    fixed={"sinusoidal_pos_embds": False},
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
 )

@@ -14,15 +14,15 @@ from transformer_jax.layers import Embedding, normal
 def word_embedding(path: Path, tokenizer: Tokenizer, *, rngs: nnx.Rngs) -> tuple[Embedding, WordVectors]:
     """An embedding whose rows are the vectors of a word2vec file, by the tokens of a tokenizer; and what was found.
 
-    A token that is no whole word, or has no vector (`found.missing` counts them), is drawn at random, as large as the
-    vectors that there are.
+    A token that is no whole word, or has no vector (`found.missing` counts them), is initialized at random, with the
+    standard deviation of the vectors that there are.
     """
     vectors = load_word_vectors(Path(path), spellings(tokenizer.vocabulary()))
     if not vectors.found.any():
         raise UserError(f"{path} has a vector for none of the tokenizer's {len(vectors.found)} tokens")
     num_ids, size = vectors.table.shape
-    deviation = float(vectors.table[vectors.found].std())
-    embedding = Embedding(num_ids, size, initializer=normal(deviation), rngs=rngs)
+    standard_deviation = float(vectors.table[vectors.found].std())
+    embedding = Embedding(num_ids, size, initializer=normal(standard_deviation), rngs=rngs)
     table = jnp.where(vectors.found[:, None], vectors.table, embedding.table[...])
     embedding.table = embedding.table.replace(table)  # type: ignore[assignment]
     return embedding, vectors

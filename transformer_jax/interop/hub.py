@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformer_jax.errors import UserError
 
-NEEDED = ["config.json", "model*.safetensors", "model.safetensors.index.json", "tokenizer*", "special_tokens_map.json"]
-NEEDED += ["vocab.*", "merges.txt"]
+NEEDED = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
+NEEDED += ["tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt"]
 OLDER = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 
 

@@ -3,11 +3,14 @@
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import jax
 from flax import nnx
 
 from transformer_jax.data.tokenizer import Tokenizer
@@ -15,19 +18,32 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop.bert import BERT
 from transformer_jax.interop.distilbert import DISTILBERT
 from transformer_jax.interop.family import Family
-from transformer_jax.interop.gpt import GPT2, LLAMA
+from transformer_jax.interop.fields import LARGEST_SIZE, read_json, short
+from transformer_jax.interop.gpt import GPT2
 from transformer_jax.interop.hub import find_folder
+from transformer_jax.interop.llama import LLAMA
 from transformer_jax.interop.marian import MARIAN
+from transformer_jax.interop.pegasus import PEGASUS
 from transformer_jax.interop.roberta import ROBERTA
+from transformer_jax.interop.special_ids import (
+    FILE,
+    SpecialIds,
+    config_fields,
+    generation_fields,
+    read_special_ids,
+    special_ids_of,
+)
 from transformer_jax.interop.t5 import T5
 from transformer_jax.interop.tensor import Tensor
-from transformer_jax.interop.tensors import open_tensors, write_tensors
-from transformer_jax.interop.tokenizers import load_tokenizer, save_tokenizer
-from transformer_jax.interop.weights import load_weights, weights_to_write
+from transformer_jax.interop.tensors import Writable, open_tensors, write_tensors
+from transformer_jax.interop.tokenizers import check_vocabulary, load_tokenizer, save_tokenizer
+from transformer_jax.interop.weights import FLOAT32, load_weights, renamed, weights_to_write
 from transformer_jax.interop.xlnet import XLNET
 from transformer_jax.models import BertConfig, GPTConfig, ModelConfig, T5Config, TransformerConfig, make_model
 
-FAMILIES = {family.model_type: family for family in (BERT, ROBERTA, DISTILBERT, GPT2, LLAMA, T5, XLNET, MARIAN)}
+FAMILIES = {
+    family.model_type: family for family in (BERT, ROBERTA, DISTILBERT, GPT2, LLAMA, T5, XLNET, PEGASUS, MARIAN)
+}
 
 SIGNS = {
     "bert": r"^(bert\.)?embeddings\.",
@@ -37,6 +53,7 @@ SIGNS = {
     "llama": r"mlp\.gate_proj\.weight$",
     "t5": r"SelfAttention\.q\.weight$",
     "xlnet": r"\bmask_emb$",
+    "pegasus": r"^(model\.)?decoder\.layer_norm\.weight$",
     "marian": r"^final_logits_bias$",
 }
 """A tensor that only checkpoints of a family have."""
@@ -44,51 +61,115 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model with the weights of a checkpoint, its config, and its tokenizer where there is one beside it."""
+    """A model with the weights of a checkpoint, its config, and its tokenizer where there is one beside it.
+
+    Called like the model, it does the same, compiled once for each shape of the inputs: `bert(ids)` is
+    `jax.jit(Bert.__call__)(bert.model, ids)`.
+    """
 
     model: Any
     config: ModelConfig
     tokenizer: Tokenizer | None
+    special_ids: SpecialIds
+    """What generation begins, ends and pads with."""
+
+    def __call__(self, *arrays: Any, **named_arrays: Any) -> Any:
+        """What the model gives for these arrays."""
+        return self.apply("__call__", *arrays, **named_arrays)
+
+    def apply(self, method: str, *arrays: Any, **named_arrays: Any) -> Any:
+        """What another method of the model gives, such as a head: `bert.apply("masked_lm", bert(ids))`."""
+        return _compiled(getattr(type(self.model), method))(self.model, *arrays, **named_arrays)
+
+
+@cache
+def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.jit(method)
 
 
 def from_pretrained(path_or_name: str | Path) -> Pretrained:
     """A checkpoint of transformers: a folder, or the name of a repository on the Hugging Face hub.
 
-    BERT, RoBERTa, DistilBERT, GPT-2, Llama, T5 (both versions), XLNet and Marian, as safetensors or .bin, in one file
-    or several. Every tensor must have its place: one that is missing, left over or misshapen is an error that names it.
-    A name is looked up on the hub only where there is no such folder, and needs the extra [hub].
+    BERT, RoBERTa, DistilBERT, GPT-2, Llama, T5 (both versions), XLNet, Marian and Pegasus, as safetensors or .bin, in
+    one file or several. Every tensor must have its place: one that is missing, left over or misshapen is an error that
+    names it. So is a field of config.json that is of the wrong kind, or that our models would not honour. A name is
+    looked up on the hub only where there is no such folder, and needs the extra [hub].
     """
     folder = find_folder(path_or_name)
-    fields = _read_json(folder / "config.json")
+    fields = _read_config_json(folder)
     said = fields.get("model_type") or None
-    found = open_tensors(folder) if said in (None, *FAMILIES) else {}
+    known = said is None or (isinstance(said, str) and said in FAMILIES)
+    found = open_tensors(folder) if known else {}
     family = FAMILIES.get(str(said or _shown_by(found)))
     if family is None:
         raise UserError(
-            f"{folder / 'config.json'} has model_type={said!r}; what can be loaded is {', '.join(FAMILIES)}"
+            f"{folder / 'config.json'} has model_type={short(said)}; what can be loaded is {', '.join(FAMILIES)}"
         )
-    tensors = _renamed(found, family)
-    config = family.read_config({**family.defaults, **fields}, tensors)
+    tensors = renamed(found, family.rename)
+    config = family.read_config(family.read_fields(fields), tensors)
+    special_ids = read_special_ids(folder, fields, family.special_ids, config)
+    _check_padding(config)
+    tokenizer = _tokenizer(folder)
+    if tokenizer is not None and config.vocab_size is not None:
+        check_vocabulary(tokenizer, config.vocab_size)
     model = load_weights(lambda: make_model(config, rngs=nnx.Rngs(0)), family.names(config), tensors, folder)
-    return Pretrained(model, config, _tokenizer(folder))
+    return Pretrained(model, config, tokenizer, special_ids)
 
 
 def save_pretrained(
-    model: Any, folder: str | Path, *, tokenizer: Tokenizer | None = None, shard_bytes: int = 5_000_000_000
+    model: Any,
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    special_ids: SpecialIds | None = None,
+    shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Write a model as transformers reads it: config.json, safetensors, and tokenizer.json if there is a tokenizer.
 
-    Nothing is written for a model that no architecture of transformers can hold; the error says why.
+    What generates has a generation_config.json, too. Nothing is written for a model that no architecture of
+    transformers can hold; the error says why.
+
+    Args:
+        model: Of any kind here.
+        folder: Is made where it is not there, and must not hold a checkpoint yet.
+        tokenizer: What the model was trained with.
+        special_ids: What generation begins, ends and pads with; by default as the tokenizer has it.
+        shard_bytes: Most bytes of tensors in a file.
     """
     family, folder = _family_of(model.config), Path(folder)
+    special_ids = special_ids or special_ids_of(model.config, tokenizer)
+    special_ids.check(model.config)
     fields = {"model_type": family.model_type, **family.write_config(model.config), "dtype": "float32"}
+    fields |= config_fields(model.config, special_ids)
+    model = family.fit(model)
+    names = family.names(model.config)
+    tensors = weights_to_write(model, names)
+    for name, constant in names.constants.items() if family.save_constants else ():
+        tensors[name] = Writable(constant().shape, FLOAT32, constant)
     # A folder that holds a checkpoint is refused here, before anything else of it is written over.
-    write_tensors(folder, weights_to_write(model, family.names(model.config)), shard_bytes=shard_bytes)
+    write_tensors(folder, tensors, shard_bytes=shard_bytes)
     if tokenizer is not None:
-        save_tokenizer(tokenizer, folder)
-    partial_file = folder / "config.json.partial"
-    partial_file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    partial_file.replace(folder / "config.json")
+        save_tokenizer(
+            tokenizer,
+            folder,
+            model_type=family.model_type,
+            vocab_size=model.config.vocab_size,
+            max_length=model.config.max_length,
+        )
+    generation = generation_fields(model.config, special_ids)
+    if generation is not None:
+        _write_json(folder / FILE, generation)
+    _write_json(folder / "config.json", fields)
+
+
+def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
+    try:
+        with TemporaryDirectory(dir=path.parent, prefix=".partial-") as partial:
+            Path(partial, path.name).write_text(text, encoding="utf-8")
+            Path(partial, path.name).replace(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error}") from error
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
@@ -106,7 +187,7 @@ def _family_of(config: ModelConfig) -> Family:
     if isinstance(config, GPTConfig):
         return LLAMA if config.positions == "rotary" else GPT2
     if isinstance(config, TransformerConfig):
-        return MARIAN
+        return PEGASUS if config.norm == "pre" else MARIAN
     return T5 if isinstance(config, T5Config) else XLNET
 
 
@@ -117,18 +198,14 @@ def _shown_by(tensors: Mapping[str, Tensor]) -> str | None:
     )
 
 
-def _renamed(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
-    renamed = {family.rename(name): tensor for name, tensor in tensors.items()}
-    return {name: tensor for name, tensor in renamed.items() if name is not None}
+def _read_config_json(folder: Path) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} has no config.json; name the folder of a checkpoint of transformers")
+    return read_json(folder / "config.json")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise UserError(f"{path.parent} has no config.json; name the folder of a checkpoint of transformers")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{path} holds no JSON object")
-    return fields
+def _check_padding(config: ModelConfig) -> None:
+    pad_id = getattr(config, "pad_id", None) or 0
+    num_ids = min(config.vocab_size or 0, getattr(config, "source_vocab_size", None) or LARGEST_SIZE)
+    if pad_id >= num_ids:
+        raise UserError(f"config.json: pad_token_id={pad_id} is outside the vocabulary of {num_ids}")

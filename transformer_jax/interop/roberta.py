@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from transformer_jax.interop.bert import BLOCK, DEFAULTS, FIELDS, heads_of, names_of, read_config, rename, write_config
-from transformer_jax.interop.family import Family, Json, blocks, linear, norm
+from transformer_jax.interop.bert import BLOCK, FIELDS, FIXED, heads_of, names_of, read_config, rename, write_config
+from transformer_jax.interop.family import Family, blocks, linear, norm
+from transformer_jax.interop.fields import ID, Field, Json
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.bert import BertConfig, Head
@@ -51,9 +52,11 @@ def _write(config: BertConfig) -> dict[str, Any]:
 
 ROBERTA = Family(
     "roberta",
-    DEFAULTS | {"vocab_size": 50_265, "pad_token_id": 1},
+    FIELDS | {"pad_token_id": Field(ID, "pad_id", 1)},
     partial(rename, "roberta"),
     _read,
     _write,
     _names,
+    fixed=FIXED,
+    special_ids={"bos_token_id": 0, "eos_token_id": 2},
 )

@@ -8,49 +8,33 @@ import numpy as np
 from transformer_jax.errors import UserError
 from transformer_jax.interop.family import (
     Family,
-    Json,
     blocks,
     has_head,
     norm,
-    read_fields,
+    our_fields,
     require_config,
     table,
-    write_fields,
+    their_fields,
+)
+from transformer_jax.interop.fields import (
+    FLAG,
+    ID,
+    LAYERS,
+    MOST_LAYERS,
+    POSITIVE,
+    RATE,
+    SIZE,
+    Field,
+    Json,
+    choice,
+    optional,
+    require,
+    whole_number,
 )
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.t5 import T5Config
 
-FIELDS = {
-    "vocab_size": "vocab_size",
-    "d_model": "d_model",
-    "num_heads": "num_heads",
-    "head_size": "d_kv",
-    "d_ff": "d_ff",
-    "num_encoder_layers": "num_layers",
-    "num_decoder_layers": "num_decoder_layers",
-    "dropout_rate": "dropout_rate",
-    "norm_epsilon": "layer_norm_epsilon",
-    "num_buckets": "relative_attention_num_buckets",
-    "max_distance": "relative_attention_max_distance",
-    "pad_id": "pad_token_id",
-}
-DEFAULTS = {
-    "vocab_size": 32_128,
-    "d_model": 512,
-    "num_heads": 8,
-    "d_kv": 64,
-    "d_ff": 2048,
-    "num_layers": 6,
-    "num_decoder_layers": None,
-    "dropout_rate": 0.1,
-    "layer_norm_epsilon": 1e-6,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "feed_forward_proj": "relu",
-    "pad_token_id": 0,
-    "n_positions": 512,
-}
 ACTIVATIONS = {
     "relu": ("relu", False),
     "gelu": ("gelu", False),
@@ -61,6 +45,32 @@ ACTIVATIONS = {
     "gated-silu": ("silu", True),
 }
 """What feed_forward_proj says of the feed-forward network: its activation, and whether it has a gate."""
+FIELDS = {
+    "vocab_size": Field(SIZE, "vocab_size"),
+    "d_model": Field(SIZE, "d_model"),
+    "num_heads": Field(SIZE, "num_heads"),
+    "d_kv": Field(SIZE, "head_size"),
+    "d_ff": Field(SIZE, "d_ff"),
+    "num_layers": Field(LAYERS, "num_encoder_layers"),
+    "num_decoder_layers": Field(optional(whole_number(0, MOST_LAYERS)), "num_decoder_layers", None),
+    "dropout_rate": Field(RATE, "dropout_rate", 0.1),
+    "layer_norm_epsilon": Field(POSITIVE, "norm_epsilon", 1e-6),
+    "relative_attention_num_buckets": Field(SIZE, "num_buckets", 32),
+    "relative_attention_max_distance": Field(SIZE, "max_distance", 128),
+    "feed_forward_proj": Field(choice(ACTIVATIONS), default="relu"),
+    "dense_act_fn": Field(optional(choice(("relu", "gelu", "gelu_new", "silu"))), default=None),
+    "is_gated_act": Field(optional(FLAG), default=None),
+    "pad_token_id": Field(ID, "pad_id", 0),
+    "n_positions": Field(SIZE, "max_length", 512),
+    "tie_word_embeddings": Field(FLAG, default=True),
+    "scale_decoder_outputs": Field(optional(FLAG), default=None),
+}
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
+}
 UNREAD = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 """What the first checkpoints have: a table of distances from the target to the source, which mean nothing."""
 
@@ -94,13 +104,12 @@ def _attention(ours: str, theirs: str, kind: str) -> dict[str, Weight]:
 
 
 def _read(json: Json, found: Mapping[str, Tensor]) -> T5Config:
-    if json["feed_forward_proj"] not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise UserError(f"config.json: feed_forward_proj={json['feed_forward_proj']!r} is not known; it can be {known}")
     activation, gated = ACTIVATIONS[json["feed_forward_proj"]]
-    said = json.get("tie_word_embeddings", True)
-    fields = read_fields(json, FIELDS)
-    encoder_alone = json.get("architectures") == ["T5EncoderModel"]
+    said = json["tie_word_embeddings"]
+    for name, made in (("dense_act_fn", _dense_activation(json["feed_forward_proj"])), ("is_gated_act", gated)):
+        require(json, {name: made} if json[name] is not None else {})
+    fields = our_fields(json, FIELDS)
+    encoder_alone = json["architectures"] == ["T5EncoderModel"]
     fields["num_decoder_layers"] = 0 if encoder_alone else fields["num_decoder_layers"] or json["num_layers"]
     tied = said and not encoder_alone and _equal(found, "lm_head.weight", "shared.weight")
     return T5Config(
@@ -110,9 +119,13 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> T5Config:
         gated=gated,
         # What older versions call tied is that the output is scaled; newer ones call everything tied. The tensors know.
         tie_embeddings=tied,
-        scale_output=json.get("scale_decoder_outputs", said),
-        max_length=json["n_positions"],
+        scale_output=said if json["scale_decoder_outputs"] is None else json["scale_decoder_outputs"],
     )
+
+
+def _dense_activation(feed_forward_proj: str) -> str:
+    """What transformers makes of the name of a feed-forward network, and writes beside it."""
+    return "gelu_new" if feed_forward_proj == "gated-gelu" else feed_forward_proj.removeprefix("gated-")
 
 
 def _equal(found: Mapping[str, Tensor], first: str, second: str) -> bool:
@@ -125,17 +138,14 @@ def _write(config: T5Config) -> dict[str, Any]:
     architecture = "T5ForConditionalGeneration" if config.lm_head else architecture
     for name, value in ACTIVATIONS.items():
         if value == (config.activation, config.gated):
-            return write_fields(config, FIELDS) | {
+            return their_fields(config, FIELDS) | {
                 "architectures": [architecture],
                 "feed_forward_proj": name,
                 "tie_word_embeddings": config.tie_embeddings or config.scale_output,
                 "scale_decoder_outputs": config.scale_output,
-                "n_positions": config.max_length,
-                "decoder_start_token_id": config.pad_id,
-                "eos_token_id": 1,
                 "is_encoder_decoder": config.num_decoder_layers > 0,
             }
     raise UserError(f"activation={config.activation!r} with gated={config.gated} has no name in transformers")
 
 
-T5 = Family("t5", DEFAULTS, lambda name: name, _read, _write, _names)
+T5 = Family("t5", FIELDS, lambda name: name, _read, _write, _names, aliases=ALIASES, special_ids={"eos_token_id": 1})

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+MOST_AXES = 32  # of every NumPy
+TOO_LARGE = 1 << 63  # bytes, for every NumPy
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -18,6 +21,14 @@ class Tensor:
     """The byte of the file at which it begins."""
     strides: tuple[int, ...] | None = None
     """Bytes from one element to the next along each axis; None is row after row."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on what no file can hold, so that what a header says is safe to compute with."""
+        numbers = (self.begin, *self.shape, *(self.strides or ()))
+        if len(numbers) > 1 + 2 * MOST_AXES or not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("a tensor has sizes and offsets that are not a few whole numbers from 0 on")
+        if max(numbers) >= TOO_LARGE or prod(size or 1 for size in self.shape) * self.dtype.itemsize >= TOO_LARGE:
+            raise ValueError("a tensor is larger than any file")
 
     @property
     def num_bytes(self) -> int:

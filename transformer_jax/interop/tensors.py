@@ -7,6 +7,7 @@ NumPy, bfloat16 not in every version, and writes only what is all in memory.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import SEEK_END, BufferedReader
 from math import prod
@@ -20,6 +21,7 @@ import numpy as np
 from transformer_jax.errors import UserError
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.torch_bin import open_torch_bin
+from transformer_jax.interop.untrusted import is_file_name, json_object, shown
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CHECKPOINTS = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -115,29 +117,52 @@ def _checkpoint_in(folder: Path) -> Path:
 
 def _open_index(index: Path) -> dict[str, Tensor]:
     """The tensors of all files that an index names, which have to be those that it says are in them."""
-    try:
-        match json.loads(index.read_bytes()):
-            case {"weight_map": dict(places)} if places and all(isinstance(file, str) for file in places.values()):
-                pass
-            case _:
-                raise ValueError("it has no weight_map from names to files")
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{index} is not the index of a checkpoint: {error}; get it again") from error
-    shards = {}
-    for file in dict.fromkeys(places.values()):
-        if not (index.parent / file).is_file():
-            raise UserError(f"{index} names {file}, which is not there; get it, too")
-        shards[file] = _open_file(index.parent / file)
-    for name, file in places.items():
+    weight_map = _weight_map(index)
+    shards = {file: _open_file(index.parent / file) for file in dict.fromkeys(weight_map.values())}
+    for name, file in weight_map.items():
         if name not in shards[file]:
-            raise UserError(f"{index} says that {name} is in {file}, which does not have it; get both again")
+            raise UserError(f"{index} says that {shown(name)} is in {file}, which does not have it; get both again")
     tensors: dict[str, Tensor] = {}
     for shard in shards.values():
         for name in sorted(tensors.keys() & shard.keys()):
             both = f"{tensors[name].path} and {shard[name].path}"
-            raise UserError(f"{name} is in both {both}; get them and {index} again")
+            raise UserError(f"{shown(name)} is in both {both}; get them and {index} again")
         tensors |= shard
     return tensors
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file that each tensor is in, by the index: a file beside it, since an index may come from anywhere."""
+    try:
+        if index.stat().st_size > LONGEST_HEADER:
+            raise ValueError(f"it has more than {LONGEST_HEADER} bytes")
+        match json_object(index.read_bytes()):
+            case {"weight_map": dict(weight_map)} if weight_map and all(
+                isinstance(file, str) for file in weight_map.values()
+            ):
+                pass
+            case _:
+                raise ValueError("it has no weight_map from names to files")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{index} is not the index of a checkpoint: {error}; get it again") from error
+    files = dict.fromkeys(weight_map.values())
+    for file in files:
+        if not is_file_name(file):
+            raise UserError(
+                f"{index} names {shown(file)}, which is not the name of a file in its folder; do not use it, or get it "
+                "from somebody you trust"
+            )
+    for file in files:
+        if not _is_there(index.parent / file):
+            raise UserError(f"{index} names {shown(file)}, which is not there; get it, too")
+    return weight_map
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or not of this system
+        return False
 
 
 def _open_file(path: Path) -> dict[str, Tensor]:
@@ -148,7 +173,7 @@ def _open_file(path: Path) -> dict[str, Tensor]:
             return _read_header(path, file) if path.suffix == ".safetensors" else open_torch_bin(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is cut short or damaged: {error}; get it again") from error
 
 
@@ -159,15 +184,16 @@ def _read_header(path: Path, file: BufferedReader) -> dict[str, Tensor]:
     if not 8 < begin <= min(file_bytes, LONGEST_HEADER):
         raise ValueError(f"its header ends at byte {begin}, the file at byte {file_bytes}")
     file.seek(8)
-    header = json.loads(file.read(begin - 8))
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a JSON object")
-    header.pop("__metadata__", None)
+    header = json_object(file.read(begin - 8))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its header has a __metadata__ that is not a map from names to text")
     tensors = {name: _described(path, name, entry, begin) for name, entry in header.items()}
     end = begin
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].num_bytes)):
         if tensor.begin != end:
-            raise ValueError(f"{name} begins at byte {tensor.begin}, where what comes before it ends at byte {end}")
+            before = f"where what comes before it ends at byte {end}"
+            raise ValueError(f"{shown(name)} begins at byte {tensor.begin}, {before}")
         end += tensor.num_bytes
     if end != file_bytes:
         raise ValueError(f"its tensors end at byte {end}, the file at byte {file_bytes}")
@@ -178,12 +204,13 @@ def _described(path: Path, name: str, entry: Any, data: int) -> Tensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
             if dtype not in DTYPES:
-                raise UserError(f"{path}: {name} has dtype {dtype}, which is not one of {', '.join(DTYPES)}")
-            if all(isinstance(size, int) and size >= 0 for size in shape):
+                known = ", ".join(DTYPES)
+                raise UserError(f"{path}: {shown(name)} has dtype {shown(dtype)}, which is not one of {known}")
+            with suppress(ValueError):
                 tensor = Tensor(tuple(shape), DTYPES[dtype], path, data + begin)
-                if tensor.num_bytes == end - begin:
+                if begin >= 0 and type(begin) is type(end) is int and tensor.num_bytes == end - begin:
                     return tensor
-    raise ValueError(f"its header says of {name} {entry}")
+    raise ValueError(f"its header says of {shown(name)} {shown(entry)}")
 
 
 def _shards(tensors: Mapping[str, Writable], shard_bytes: int) -> list[tuple[str, dict[str, Writable]]]:

@@ -1,15 +1,19 @@
 """The tokenizer that lies beside a checkpoint."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import AddedToken, models, processors
 from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
-from transformer_jax.data.tokenizer import Tokenizer, TokenizerConfig
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer_config import TokenizerConfig
 from transformer_jax.errors import UserError
+from transformer_jax.interop.untrusted import shown
 
 ROLES = {
     "pad": ("pad_token", "eos_token", "unk_token"),
@@ -18,7 +22,27 @@ ROLES = {
 }
 """For each of our special tokens those of transformers that have its role, the first that there is."""
 
+MARKED = re.compile(r"\[.*\]|<.*>")  # how special tokens are written, in any case
 WORD_PIECE = ("unk_token", "cls_token", "sep_token", "pad_token", "mask_token")
+
+
+AROUND = {
+    "bert": ("{begin} $A {end}", "{begin} $A {end} $B:1 {end}:1"),
+    "roberta": ("{begin} $A {end}", "{begin} $A {end} {end} $B {end}"),
+    "distilbert": ("{begin} $A {end}", "{begin} $A {end} $B {end}"),
+    "gpt2": ("{begin} $A", "{begin} $A {begin} $B"),
+    "llama": ("{begin} $A", "{begin} $A {begin} $B"),
+    "t5": ("$A {end}", "$A {end} $B {end}"),
+    "marian": ("$A {end}", "$A {end} $B {end}"),
+    "pegasus": ("$A {end}", "$A {end} $B {end}"),
+    "xlnet": ("$A {end} {begin}", "$A {end} $B {end} {begin}"),
+}
+"""The special tokens that models of each type read around a text, or a pair of texts, as the tasks here put them; of a
+language model's the begin token only where `Tokenizer.add_begin` says so."""
+
+LANGUAGE_MODELS = ("gpt2", "llama")
+MASKED = ("bert", "roberta", "distilbert")
+TYPED = ("bert",)  # model types that read which text of a pair a token is of
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
@@ -29,19 +53,80 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         return None
     known = {name: token for name, token in special.items() if found.token_to_id(token) is not None}
     pad, begin, end = (next((known[name] for name in ROLES[role] if name in known), None) for role in ROLES)
-    return Tokenizer(found, TokenizerConfig(pad=pad, begin=begin, end=end))
+    tokenizer = Tokenizer(found, TokenizerConfig(pad=pad, begin=begin, end=end))
+    said = _json(folder / "tokenizer_config.json").get("add_bos_token")
+    return tokenizer.with_begin(said if isinstance(said, bool) else tokenizer.begins_texts)
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write tokenizer.json, and the names of its special tokens as transformers reads them."""
+def save_tokenizer(
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    model_type: str | None = None,
+    vocab_size: int | None = None,
+    max_length: int | None = None,
+) -> None:
+    """Write a tokenizer as transformers reads it: tokenizer.json, and tokenizer_config.json with its special tokens.
+
+    Args:
+        tokenizer: What makes ids of text.
+        folder: Where to write.
+        model_type: The `model_type` of the checkpoint, which says what transformers is to put around a text; None is
+            nothing but what the tokenizer's own file says.
+        vocab_size: Ids of the model. If it fills masks and the tokenizer has none, the mask is the id after the others.
+        max_length: Most tokens that the model reads.
+    """
     tokenizer.save(folder / "tokenizer.json")
+    written = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     pad, begin, end = tokenizer.tokens([tokenizer.pad_id, tokenizer.begin_id, tokenizer.end_id])
     names = {"pad_token": pad, "bos_token": begin, "cls_token": begin, "eos_token": end, "sep_token": end}
-    for name, id in (("unk_token", tokenizer.unknown_id), ("mask_token", tokenizer.find("[MASK]", "<mask>"))):
-        if id is not None:
-            names[name] = tokenizer.tokens([id])[0]
-    fields = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    if tokenizer.unknown_id is not None:
+        names["unk_token"] = tokenizer.tokens([tokenizer.unknown_id])[0]
+    mask = tokenizer.mask_token
+    if mask is None and model_type in MASKED and (vocab_size or 0) > tokenizer.vocab_size:
+        mask = "[MASK]"
+        written.add_special_tokens([AddedToken(mask, lstrip=tokenizer.spaces_begin_words)])
+    if mask is not None:
+        names["mask_token"] = mask
+    if model_type in AROUND:
+        _put_around(tokenizer, written, model_type)
+    written.save(str(folder / "tokenizer.json"))
+    fields: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    fields["clean_up_tokenization_spaces"] = False  # or what is decoded has fewer spaces than what was encoded
+    # GPT-2 takes the types of tokens for more of them, and others refuse to be given any.
+    types = ["token_type_ids"] if model_type in TYPED else []
+    fields["model_input_names"] = ["input_ids", *types, "attention_mask"]
+    if model_type in LANGUAGE_MODELS:
+        fields["add_bos_token"] = bool(tokenizer.add_begin)
+    if max_length is not None:
+        fields["model_max_length"] = max_length
     (folder / "tokenizer_config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise if a tokenizer has ids that a model with this vocabulary has no embedding for."""
+    if tokenizer.vocab_size > vocab_size:
+        first = shown(next(token for token in tokenizer.vocabulary()[vocab_size:] if token))
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size} ids but the model's vocab_size is {vocab_size} (without room "
+            f"for {first}); give the tokenizer that the model was trained with"
+        )
+
+
+def _put_around(tokenizer: Tokenizer, written: tokenizers.Tokenizer, model_type: str) -> None:
+    """Have transformers put around a text what the tasks here do, where the tokenizer does not do so already."""
+    begin, end = tokenizer.tokens([tokenizer.begin_id, tokenizer.end_id])
+    single, pair = AROUND[model_type]
+    if model_type in LANGUAGE_MODELS and not tokenizer.add_begin:
+        single, pair = "$A", "$A $B"
+    ids = {"{begin}": [tokenizer.begin_id], "{end}": [tokenizer.end_id], "$A": tokenizer.encode(["a"])[0]}
+    if written.encode("a").ids == [id for part in single.split() for id in ids[part]]:
+        return
+    written.post_processor = processors.TemplateProcessing(
+        single=[part.format(begin=begin, end=end) for part in single.split()],
+        pair=[part.format(begin=begin, end=end) for part in pair.split()],
+        special_tokens=[(begin, tokenizer.begin_id), (end, tokenizer.end_id)],
+    )
 
 
 def _open(folder: Path, special: Mapping[str, str]) -> tokenizers.Tokenizer | None:
@@ -53,10 +138,11 @@ def _open(folder: Path, special: Mapping[str, str]) -> tokenizers.Tokenizer | No
             return tokenizers.Tokenizer.from_file(str(whole))
         if words.is_file():
             names: dict[str, Any] = {name: special[name] for name in WORD_PIECE if name in special}
+            lowercase = settings.get("do_lower_case")
             word_piece = BertWordPieceTokenizer(
                 str(words),
                 **names,
-                lowercase=settings.get("do_lower_case", True),
+                lowercase=not _is_cased(words, special.values()) if lowercase is None else lowercase,
                 strip_accents=settings.get("strip_accents"),
                 handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
             )
@@ -67,6 +153,12 @@ def _open(folder: Path, special: Mapping[str, str]) -> tokenizers.Tokenizer | No
     except Exception as error:  # the library raises nothing more special
         raise UserError(f"the tokenizer in {folder} cannot be read: {error}") from error
     return None
+
+
+def _is_cased(path: Path, special: Collection[str]) -> bool:
+    """Whether a vocabulary has pieces in upper case, which no text in lower case is made of."""
+    pieces = models.WordPiece.read_file(str(path))
+    return any(piece != piece.lower() for piece in pieces if piece not in special and not MARKED.fullmatch(piece))
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
@@ -80,13 +172,14 @@ def _special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _content(value: Any) -> str | None:
-    return value.get("content") if isinstance(value, dict) else value if isinstance(value, str) else None
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(fields, dict):
         raise UserError(f"{path} holds no JSON object")

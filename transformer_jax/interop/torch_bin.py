@@ -11,6 +11,7 @@ import pickle
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
@@ -20,6 +21,7 @@ import numpy as np
 
 from transformer_jax.errors import UserError
 from transformer_jax.interop.tensor import Tensor
+from transformer_jax.interop.untrusted import LONGEST_PICKLE, checked_pickle, shown
 
 ZIP = b"PK\x03\x04"
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -64,7 +66,8 @@ def open_torch_bin(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as error:  # there is nothing that a damaged pickle may not raise
         raise UserError(
-            f"{path} is cut short, damaged, or no file of torch.save ({error or type(error).__name__}); get it again"
+            f"{path} is cut short, damaged, or no file of torch.save "
+            f"({shown(str(error) or type(error).__name__)}); get it again"
         ) from error
 
 
@@ -104,7 +107,7 @@ class _Function(NamedTuple):
 class _WeightsUnpickler(pickle.Unpickler):
     """Makes descriptions of tensors, and refuses to look up anything that does not serve to do so."""
 
-    def __init__(self, file: io.BytesIO | io.BufferedReader, path: Path):
+    def __init__(self, file: io.BytesIO, path: Path):
         super().__init__(file, encoding="utf-8")
         self._path = path
         self.storages: dict[str, _Storage] = {}
@@ -120,7 +123,7 @@ class _WeightsUnpickler(pickle.Unpickler):
             case ("torch", _) | ("torch.storage", "UntypedStorage") if name in STORAGES or name in DTYPES:
                 return name
         raise UserError(
-            f"{self._path} holds more than weights: it asks to run {f'{module}.{name}'!r}, which is refused; "
+            f"{self._path} holds more than weights: it asks to run {shown(f'{module}.{name}')!r}, which is refused; "
             "have somebody you trust save the weights alone, best as safetensors"
         )
 
@@ -128,7 +131,15 @@ class _WeightsUnpickler(pickle.Unpickler):
         match name:
             case ("storage", str(kind), str(key), str(), int(), *view) if kind in STORAGES and not any(view):
                 return self.storages.setdefault(key, _Storage(key, STORAGES[kind]))
-        raise ValueError(f"it refers to {name!r}, which is no storage")
+        parts = name if isinstance(name, tuple) else (name,)  # which are not looked into: they may be nested for ever
+        said = ", ".join(part if isinstance(part, str) else _type(part) for part in parts[:5])
+        raise ValueError(f"it refers to ({shown(said)}), which is no storage")
+
+
+def _unpickled(file: BinaryIO, path: Path) -> tuple[Any, dict[str, _Storage]]:
+    """What the pickle at this place of a file makes, and the storages it refers to; the file is then behind it."""
+    unpickler = _WeightsUnpickler(io.BytesIO(checked_pickle(file)), path)
+    return unpickler.load(), unpickler.storages
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
@@ -155,8 +166,8 @@ FUNCTIONS: dict[str, Callable[..., _Tensor]] = {
 
 def _checked(storage: Any, dtype: np.dtype, offset: Any, shape: Any, strides: Any) -> _Tensor:
     shape, strides = tuple(shape), tuple(strides)
-    if not all(isinstance(number, int) and number >= 0 for number in (offset, *shape, *strides)):
-        raise ValueError(f"it has a tensor of shape {shape} with strides {strides} from {offset!r}")
+    if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
+        raise ValueError("it has a tensor with a shape, strides or offset that are not whole numbers from 0 on")
     return _Tensor(storage, dtype, offset, shape, strides)
 
 
@@ -164,6 +175,8 @@ def _read_zip(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Plac
     """What the pickle of a zip archive makes, and where its storages are: NAME/data.pkl, NAME/data/KEY."""
     with ZipFile(file) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
+        if len(entries) < len(archive.infolist()):
+            raise ValueError("it is a zip archive with two entries of one name")
         folder = next((name.removesuffix("data.pkl") for name in entries if name.endswith("/data.pkl")), None)
         if folder is None:
             raise ValueError("it is a zip archive without a data.pkl")
@@ -172,7 +185,9 @@ def _read_zip(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Plac
         byte_order = f"{folder}byteorder"
         if byte_order in entries and archive.read(byte_order) != b"little":
             raise UserError(f"{path} is from a big-endian machine; load it with torch and save it on another")
-        content = _WeightsUnpickler(io.BytesIO(archive.read(f"{folder}data.pkl")), path).load()
+        if entries[f"{folder}data.pkl"].file_size > LONGEST_PICKLE:
+            raise ValueError(f"its data.pkl has more than {LONGEST_PICKLE} bytes")
+        content, _ = _unpickled(io.BytesIO(archive.read(f"{folder}data.pkl")), path)
     data = f"{folder}data/"
     places = {name.removeprefix(data): _place(file, entry) for name, entry in entries.items() if name.startswith(data)}
     return content, places
@@ -189,15 +204,17 @@ def _place(file: BinaryIO, entry: ZipInfo) -> _Place:
 
 def _read_legacy(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Place]]:
     """The same of the layout before torch 1.6: magic, version, machine, content, keys; then storages, in that order."""
-    if _WeightsUnpickler(file, path).load() != LEGACY_MAGIC or _WeightsUnpickler(file, path).load() != LEGACY_PROTOCOL:
+    if _unpickled(file, path)[0] != LEGACY_MAGIC or _unpickled(file, path)[0] != LEGACY_PROTOCOL:
         raise ValueError("it begins otherwise")
-    _WeightsUnpickler(file, path).load()  # byte order and sizes of the machine, which the storages do not depend on
-    unpickler = _WeightsUnpickler(file, path)
-    content = unpickler.load()
+    _unpickled(file, path)  # byte order and sizes of the machine, which the storages do not depend on
+    content, storages = _unpickled(file, path)
+    keys, _ = _unpickled(file, path)
     places = {}
-    for key in _WeightsUnpickler(file, path).load():
+    for key in keys:
         (size,) = struct.unpack("<q", file.read(8))
-        places[key] = _Place(file.tell(), size * unpickler.storages[key].dtype.itemsize)
+        if size < 0:
+            raise ValueError(f"it has a storage of {size} elements")
+        places[key] = _Place(file.tell(), size * storages[key].dtype.itemsize)
         file.seek(places[key].num_bytes, io.SEEK_CUR)
     return content, places
 
@@ -211,7 +228,7 @@ def _flat(path: Path, content: Any) -> Iterable[tuple[str, _Tensor]]:
         if not isinstance(name, str):
             raise UserError(f"{path} does not hold {wanted}: there is a name of type {_type(name)}; {hint}")
         if not isinstance(tensor, _Tensor):
-            raise UserError(f"{path} does not hold {wanted}: {name!r} is of type {_type(tensor)}; {hint}")
+            raise UserError(f"{path} does not hold {wanted}: {shown(name)!r} is of type {_type(tensor)}; {hint}")
         yield name, tensor
 
 
@@ -225,7 +242,10 @@ def _placed(path: Path, name: str, tensor: _Tensor, storages: dict[str, _Place],
     offset, strides = tensor.offset * itemsize, tuple(stride * itemsize for stride in tensor.strides)
     placed = Tensor(tensor.shape, tensor.dtype, path, storage.begin + offset, strides)
     if storage.begin + storage.num_bytes > file_bytes:
-        raise ValueError(f"{name} ends at byte {storage.begin + storage.num_bytes}, the file at byte {file_bytes}")
+        end = storage.begin + storage.num_bytes
+        raise ValueError(f"{shown(name)} ends at byte {end}, the file at byte {file_bytes}")
     if placed.num_bytes and offset + placed.num_bytes > storage.num_bytes:
-        raise ValueError(f"{name} reaches over the end of its storage")
+        raise ValueError(f"{shown(name)} reaches over the end of its storage")
+    if prod(tensor.shape) * itemsize > file_bytes:  # one number, repeated: of a model's weights it is a lie
+        raise ValueError(f"{shown(name)} has shape {tensor.shape}, which is larger than the file")
     return placed

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import ml_dtypes
 import numpy as np
 from flax import nnx
 
 from transformer_jax.errors import UserError
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.tensors import Writable
+from transformer_jax.interop.untrusted import shown
 from transformer_jax.layers import is_parameter
 
 Layout = Literal["torch", "inputs_first", "outputs_first", "flat", "row", "corner", "as_is"]
@@ -21,6 +23,7 @@ Layout = Literal["torch", "inputs_first", "outputs_first", "flat", "row", "corne
 FLOAT32 = np.dtype(np.float32)
 SHOWN = 3  # names in an error
 HALF = 2e-3  # the precision of a number near 1 that was saved in 16 bits
+FLOATS = tuple(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,22 @@ class Names:
     """Tensors that it may have besides, though they are computed, and what they must nearly equal."""
     unread: Collection[str] = ()
     """Tensors that it may have besides, which no model reads."""
+
+
+def renamed(tensors: Mapping[str, Tensor], rename: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """The tensors by their new names, without those whose name is None. What gets one name must be one thing."""
+    found: dict[str, tuple[str, Tensor]] = {}
+    for old, tensor in tensors.items():
+        new = rename(old)
+        if new is None:
+            continue
+        before, other = found.setdefault(new, (old, tensor))
+        if not _equal(other, tensor):
+            raise UserError(
+                f"{tensor.path}: {shown(old)} differs from {shown(before)}, and both are the weight {shown(new)}; "
+                "delete the one that is wrong"
+            )
+    return {new: tensor for new, (_, tensor) in found.items()}
 
 
 def load_weights(make: Callable[[], nnx.Module], names: Names, tensors: Mapping[str, Tensor], path: Path) -> Any:
@@ -118,7 +137,9 @@ class _Place:
         layers = np.empty((len(self.tensors()), *self._shape), np.float32)
         for layer, name in enumerate(self.tensors()):
             index, count = self.weight.part
-            layers[layer] = self._ours(np.split(tensors[name].read(), count, self.axis)[index])
+            with np.errstate(all="ignore"):  # what is too large for float32 is infinite, and found to be
+                layers[layer] = self._ours(np.split(tensors[name].read(), count, self.axis)[index])
+            _check_finite(layers[layer], name, tensors[name])
         return jax.device_put(layers if self._stacked else layers[0])
 
     def write(self, layer: int) -> np.ndarray:
@@ -152,16 +173,24 @@ def _with_originals(tensors: Mapping[str, Tensor], copies: Mapping[str, str]) ->
 
 
 def _check(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], names: Names, path: Path) -> None:
-    """Raise on a tensor that is missing, left over or misshapen, and on a copy or a constant that is none."""
+    """Raise on a tensor that is missing, left over, misshapen or of integers, and a copy or constant that differs."""
     _raise_on([name for name in wanted if name not in found], f"{path} lacks", "which its config asks for")
     extra = [name for name in found if name not in {*wanted, *names.copies, *names.constants, *names.unread}]
     _raise_on(extra, f"{path} has", "for which its config has no place")
     for name, shape in wanted.items():
         if found[name].shape != shape:
             raise UserError(f"{path}: {name} has shape {found[name].shape}, but its config asks for {shape}")
+    for name in (*wanted, *names.copies):
+        if name in found and found[name].dtype not in FLOATS:
+            raise UserError(
+                f"{found[name].path}: {name} has dtype {found[name].dtype}, but a weight has one of "
+                f"{', '.join(map(str, FLOATS))}; convert the checkpoint to one of these"
+            )
     for copy, original in names.copies.items():
-        if copy in found and not np.array_equal(found[copy].read(), found[original].read()):
-            raise UserError(f"{path}: {copy} differs from {original}, but its config says that they are one")
+        if copy in found and not _equal(found[copy], found[original]):
+            raise UserError(
+                f"{found[copy].path}: {copy} differs from {original}, but its config says that they are one"
+            )
     for name, constant in names.constants.items():
         if name in found:
             value, expected = found[name].read().astype(np.float32), constant()
@@ -169,8 +198,25 @@ def _check(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], n
                 raise UserError(f"{path}: {name} is not what a model of its config computes there")
 
 
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have the same values. Those that are not numbers are found elsewhere."""
+    return first == second or (
+        first.shape == second.shape and np.array_equal(first.read(), second.read(), equal_nan=True)
+    )
+
+
+def _check_finite(values: np.ndarray, name: str, tensor: Tensor) -> None:
+    # The least and the largest are NaN if anything is, and need no array as large as the weight.
+    if not np.isfinite([values.min(initial=0), values.max(initial=0)]).all():
+        count = int(np.sum(~np.isfinite(values)))
+        raise UserError(
+            f"{tensor.path}: {name} has {count} values that are NaN, infinite or too large for float32; "
+            "get it again, or save the model before it diverged"
+        )
+
+
 def _raise_on(names: Iterable[str], what: str, why: str) -> None:
     names = sorted(names)
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise UserError(f"{what} {', '.join(names[:SHOWN])}{more}, {why}")
+        raise UserError(f"{what} {', '.join(map(shown, names[:SHOWN]))}{more}, {why}")

@@ -8,6 +8,7 @@ import gzip
 import zlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
@@ -15,13 +16,16 @@ import numpy as np
 from tokenizers import decoders
 
 from transformer_jax.errors import UserError
+from transformer_jax.interop.untrusted import shown
 
 GZIP = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FLOAT = np.dtype("<f4")
 BLOCK = 1 << 24  # bytes of a binary file read at once
 LONGEST_WORD = 1 << 16  # bytes, in a binary file
-LONGEST_LINE = 1 << 20  # bytes looked at to see what a file is
+LONGEST_LINE = 1 << 20  # bytes
+LARGEST_SIZE = 1 << 16  # values of a vector
+MOST_DIGITS = 15  # of a number in the first line
 
 WORD_BEGINS, WORD_GOES_ON = ("▁", "Ġ", " "), "##"
 
@@ -49,7 +53,8 @@ def load_word_vectors(path: Path, words: Sequence[str]) -> WordVectors:
     Text has a line for each word: the word, in which there may be spaces, and its vector. A line "COUNT SIZE" may come
     first. A binary file has that line, and then for each word its bytes, a space, its vector in float32, and perhaps a
     "\n". Which of them a file is shows in what comes behind its first line. Both may be compressed with gzip. Where a
-    word has two vectors, the first counts. The empty word has none.
+    word has two vectors, the first counts. The empty word has none. Nothing is allocated for a vector that the file
+    has not shown yet, whatever its first line says.
     """
     rows: dict[str, list[int]] = {}
     for row, word in enumerate(words):
@@ -58,14 +63,18 @@ def load_word_vectors(path: Path, words: Sequence[str]) -> WordVectors:
     try:
         with _opened(path) as file:
             layout = _layout(path, file)
-            table, found = np.zeros((len(words), layout.size), np.float32), np.zeros(len(words), bool)
+            table, found = np.zeros((len(words), 0), np.float32), np.zeros(len(words), bool)
             for word, vector in (_text if layout.is_text else _binary)(path, file, layout, rows):
+                if not np.isfinite(vector).all():
+                    raise UserError(f"{path}: the vector of {shown(word)} is not finite; fix or delete it")
+                if not table.size:
+                    table = np.zeros((len(words), layout.size), np.float32)
                 same = rows.pop(word)  # and so is not asked for again
                 table[same], found[same] = vector, True
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read: {reason}; give a whole file of word vectors") from error
-    return WordVectors(table, found)
+    return WordVectors(table if table.size else np.zeros((len(words), layout.size), np.float32), found)
 
 
 def spellings(tokens: Sequence[str]) -> list[str]:
@@ -111,11 +120,12 @@ def _layout(path: Path, file: File) -> _Layout:
     file.seek(begin)
     first = file.readline(LONGEST_LINE)
     match first.split():
-        case [count, size] if count.isdigit() and size.isdigit() and int(size):
+        case [count, size] if count.isdigit() and size.isdigit() and size.strip(b"0"):
+            num_vectors, num_values = _checked(path, count, size)
             begin = file.tell()
             # In a vector of bytes there are hardly any numbers; in one with an error there still are most.
-            is_text = 2 * _num_values(file.readline(LONGEST_LINE)) >= int(size)
-            layout = _Layout(is_text, int(size), int(count))
+            is_text = 2 * _num_values(file.readline(LONGEST_LINE)) >= num_values
+            layout = _Layout(is_text, num_values, num_vectors)
         case _:
             layout = _Layout(True, _num_values(first))
     if not layout.size:
@@ -125,6 +135,14 @@ def _layout(path: Path, file: File) -> _Layout:
         )
     file.seek(begin)
     return layout
+
+
+def _checked(path: Path, count: bytes, size: bytes) -> tuple[int, int]:
+    """The numbers in the first line of a file, where there can be such a file."""
+    if max(len(count), len(size)) <= MOST_DIGITS and int(count) and int(size) <= LARGEST_SIZE:
+        return int(count), int(size)
+    said = f"{shown(count.decode())} vectors of {shown(size.decode())} values"
+    raise UserError(f"{path} has a first line that says {said}, but there must be 1 or more of at most {LARGEST_SIZE}")
 
 
 def _num_values(line: bytes) -> int:
@@ -143,39 +161,44 @@ def _is_number(value: bytes) -> bool:
 def _text(path: Path, file: File, layout: _Layout, wanted: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
     count, size = layout.count, layout.size
     num_vectors = 0
-    for number, line in enumerate(file, start=1 if count is None else 2):
+    lines = iter(partial(file.readline, LONGEST_LINE), b"")
+    for number, line in enumerate(lines, start=1 if count is None else 2):
+        if len(line) == LONGEST_LINE:
+            raise UserError(f"{path}, line {number}: it has more than {LONGEST_LINE} bytes; fix the line")
         line = line.rstrip(b" \r\n")  # word2vec writes a space behind every value
         if not line:
             continue
         num_vectors += 1
         num_spaces = line.count(b" ")
         if num_spaces < size:
-            raise UserError(f"{path}, line {number}: {num_spaces} values after the word, not {size}; mend the line")
+            raise UserError(f"{path}, line {number}: {num_spaces} values after the word, not {size}; fix the line")
         # Most words are not wanted and have no space in them: the vector needs no splitting to find them.
         name = line[: line.index(b" ")] if num_spaces == size else line.rsplit(b" ", size)[0]
         word = name.decode(errors="surrogateescape")
         if word in wanted:
             try:
-                yield word, np.array([float(value) for value in line.rsplit(b" ", size)[1:]], np.float32)
+                values = [float(value) for value in line.rsplit(b" ", size)[1:]]
             except ValueError as error:
-                raise UserError(f"{path}, line {number}: {error}; mend the line") from error
+                raise UserError(f"{path}, line {number}: {shown(str(error))}; fix the line") from error
+            with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and found to be
+                yield word, np.array(values, np.float32)
     if count not in (None, num_vectors):
-        raise UserError(f"{path} has {num_vectors} vectors but its first line says {count}; get it again, or mend that")
+        raise UserError(f"{path} has {num_vectors} vectors but its first line says {count}; get it again, or fix that")
 
 
 def _binary(path: Path, file: File, layout: _Layout, wanted: Container[str]) -> Iterator[tuple[str, np.ndarray]]:
     count, num_bytes = layout.count or 0, layout.size * FLOAT.itemsize
-    content, place = b"", 0
+    content, position = b"", 0
     for number in range(count):
-        while len(content) - place < LONGEST_WORD + num_bytes and (block := file.read(BLOCK)):
-            content, place = content[place:] + block, 0
-        space = content.find(b" ", place)
+        while len(content) - position < LONGEST_WORD + num_bytes and (block := file.read(BLOCK)):
+            content, position = content[position:] + block, 0
+        space = content.find(b" ", position)
         end = space + 1 + num_bytes
         if space < 0 or end > len(content):
             raise UserError(f"{path} is cut short or damaged: it has {number} whole vectors of {count}; get it again")
-        word = content[place:space].lstrip(b"\n").decode(errors="surrogateescape")
+        word = content[position:space].lstrip(b"\n").decode(errors="surrogateescape")
         if word in wanted:
             yield word, np.frombuffer(content, FLOAT, layout.size, space + 1)
-        place = end
-    if (content[place:] + file.read(1)).strip(b"\n"):
+        position = end
+    if (content[position:] + file.read(1)).strip(b"\n"):
         raise UserError(f"{path} goes on behind the {count} vectors that its first line says; get it again")

@@ -3,37 +3,56 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_jax.interop.family import Family, Json, blocks, norm, read_fields, require, table, write_fields
+from transformer_jax.interop.family import (
+    ACTIVATION,
+    Family,
+    blocks,
+    norm,
+    our_fields,
+    require_config,
+    table,
+    their_fields,
+)
+from transformer_jax.interop.fields import (
+    COUNT,
+    ID,
+    LARGEST_SIZE,
+    LAYERS,
+    POSITIVE,
+    RATE,
+    SIZE,
+    Field,
+    Json,
+    choice,
+    optional,
+    require,
+    whole_number,
+)
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
 from transformer_jax.models.xlnet import XLNetConfig
 
 FIELDS = {
-    "vocab_size": "vocab_size",
-    "d_model": "d_model",
-    "num_heads": "n_head",
-    "d_ff": "d_inner",
-    "num_layers": "n_layer",
-    "dropout_rate": "dropout",
-    "attention_dropout_rate": "dropout",
-    "activation": "ff_activation",
-    "norm_epsilon": "layer_norm_eps",
-    "pad_id": "pad_token_id",
-    "memory_length": "mem_len",
+    "vocab_size": Field(SIZE, "vocab_size"),
+    "d_model": Field(SIZE, "d_model"),
+    "n_head": Field(SIZE, "num_heads"),
+    "d_head": Field(optional(SIZE), default=None),
+    "d_inner": Field(SIZE, "d_ff"),
+    "n_layer": Field(LAYERS, "num_layers"),
+    "dropout": Field(RATE, "dropout_rate", 0.1),
+    "ff_activation": Field(ACTIVATION, "activation", "gelu"),
+    "layer_norm_eps": Field(POSITIVE, "norm_epsilon", 1e-12),
+    "pad_token_id": Field(ID, "pad_id", 5),
+    "mem_len": Field(optional(COUNT), "memory_length", 512),
+    "clamp_len": Field(whole_number(-LARGEST_SIZE), default=-1),
+    "attn_type": Field(choice(("bi", "uni")), default="bi"),
 }
-DEFAULTS = {
-    "vocab_size": 32_000,
-    "d_model": 1024,
-    "n_head": 16,
-    "d_inner": 4096,
-    "n_layer": 24,
-    "dropout": 0.1,
-    "ff_activation": "gelu",
-    "layer_norm_eps": 1e-12,
-    "pad_token_id": 5,
-    "mem_len": 512,
-    "clamp_len": -1,
-    "attn_type": "bi",
+FIXED = {"bi_data": False, "same_length": False, "untie_r": True, "tie_word_embeddings": True, "reuse_len": None}
+ALIASES = {
+    "n_token": "vocab_size",
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
 }
 ATTENTION = {"query": "q", "key": "k", "value": "v", "distance": "r"}
 BIASES = {"content_bias": "r_w_bias", "distance_bias": "r_r_bias", "type_bias": "r_s_bias"}
@@ -59,15 +78,12 @@ def _names(config: XLNetConfig) -> Names:
 
 
 def _read(json: Json, found: Mapping[str, Tensor]) -> XLNetConfig:
-    require(json, bi_data=False, same_length=False, untie_r=True, tie_word_embeddings=True)
-    require(json, d_head=json["d_model"] // json["n_head"])
-    require({**json, "reuse_len": json.get("reuse_len") or None}, reuse_len=None)
-    if json["attn_type"] != "uni":
-        require(json, attn_type="bi")
-    has_head = (json.get("architectures") or [""])[0] == "XLNetLMHeadModel" or "lm_loss.bias" in found
-    fields = read_fields(json, FIELDS)
+    require(json, {"d_head": json["d_model"] // json["n_head"]} if json["d_head"] else {})
+    has_head = (json["architectures"] or [""])[0] == "XLNetLMHeadModel" or "lm_loss.bias" in found
+    fields = our_fields(json, FIELDS)
     return XLNetConfig(
         **fields | {"memory_length": fields["memory_length"] or None},
+        attention_dropout_rate=json["dropout"],
         max_length=LENGTH,
         max_distance=json["clamp_len"] if json["clamp_len"] > 0 else None,
         causal=json["attn_type"] == "uni",
@@ -76,12 +92,12 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> XLNetConfig:
 
 
 def _write(config: XLNetConfig) -> dict[str, Any]:
-    return write_fields(config, FIELDS) | {
+    require_config(config, "XLNet", attention_dropout_rate=config.dropout_rate)
+    return their_fields(config, FIELDS) | {
         "architectures": ["XLNetLMHeadModel" if config.lm_head else "XLNetModel"],
         "d_head": config.d_model // config.num_heads,
         "clamp_len": config.max_distance or -1,
         "attn_type": "uni" if config.causal else "bi",
-        "dropout": config.dropout_rate,
     }
 
 
@@ -89,4 +105,14 @@ def _rename(name: str) -> str:
     return f"transformer.{name}" if name.startswith(("word_embedding.", "mask_emb", "layer.")) else name
 
 
-XLNET = Family("xlnet", DEFAULTS, _rename, _read, _write, _names)
+XLNET = Family(
+    "xlnet",
+    FIELDS,
+    _rename,
+    _read,
+    _write,
+    _names,
+    fixed=FIXED,
+    aliases=ALIASES,
+    special_ids={"bos_token_id": 1, "eos_token_id": 2},
+)

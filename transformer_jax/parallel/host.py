@@ -4,15 +4,39 @@ import ctypes
 import logging
 import os
 import re
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any
 
 import jax
 
+from transformer_jax.errors import out_of_space
+
+NOISE = ("Given directory is read only",)
+"""How warnings begin that say nothing new: Orbax warns when it is asked to only read."""
+
 
 def prepare_host() -> None:
-    """Give simulated devices enough threads, let the process keep the memory it has freed, and quiet the libraries."""
+    """Give simulated devices enough threads, on CPU let the process keep the memory it has freed, and quiet noise."""
     _give_threads_to_simulated_devices()
-    _keep_freed_memory()
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    if computes_on_cpu():
+        _keep_freed_memory()
+    logging.getLogger("absl").addFilter(_is_news)
+    logging.getLogger("asyncio").addFilter(_is_news)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _print_unraisable
+
+
+def computes_on_cpu() -> bool:
+    """Whether JAX computes on the CPU here, found out without starting it, which would take the accelerators.
+
+    It does where it is told to (JAX_PLATFORMS=cpu), and otherwise where no plugin for an accelerator is installed.
+    """
+    platforms = getattr(jax.config, "jax_platforms", None) or getattr(jax.config, "jax_platform_name", None)
+    if platforms:
+        return platforms.split(",")[0].strip() == "cpu"
+    return not entry_points(group="jax_plugins") and not any(map(find_spec, ("jax_plugins", "libtpu")))
 
 
 def _give_threads_to_simulated_devices() -> None:
@@ -36,3 +60,22 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
     except (OSError, AttributeError):  # another C library: nothing is lost
         pass
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not record.getMessage().startswith(NOISE) and not _is_repeated(error)
+
+
+def _print_unraisable(unraisable: Any) -> None:
+    """What Python prints of an error in a callback."""
+    if not _is_repeated(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
+
+
+def _is_repeated(error: BaseException | None) -> bool:
+    """Whether an error is told by the program itself: Ctrl-C, or a disk that was full when Orbax was writing.
+
+    Every array that it was writing then raises the same again, or finds Orbax's event loop closed after the first.
+    """
+    return isinstance(error, KeyboardInterrupt) or bool(out_of_space(error)) or str(error) == "Event loop is closed"

@@ -59,6 +59,8 @@ class CausalLMConfig:
     def build(self, tokenizer: Tokenizer, model: GPTConfig, batching: BatchingConfig) -> "CausalLM":
         """The task with this tokenizer, for a model of this config."""
         require_head(model.lm_head)
+        if tokenizer.add_begin is None:
+            tokenizer = tokenizer.with_begin(self.separate)
         return CausalLM(self, tokenizer, batching, model.max_length)
 
 
@@ -126,6 +128,7 @@ class CausalLM:
         prompts = self._prompts(texts)
         if not all(prompts):
             raise UserError(f"text {prompts.index([])} is empty; there is nothing to go on from")
+        self.tokenizer.warn_if_unknown([prompt[bool(self.tokenizer.add_begin) :] for prompt in prompts], "prompts")
         return self.tokenizer.decode(
             [
                 ids
@@ -149,7 +152,7 @@ class CausalLM:
         return continuation, [Watched("decoder", model.attention(jnp.array([ids]))[:, 0], tokens, tokens)]
 
     def _prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        first = [self.tokenizer.begin_id] if self.config.separate else []
+        first = [self.tokenizer.begin_id] if self.tokenizer.add_begin else []
         return [[*first, *ids] for ids in self.tokenizer.encode(texts)]
 
     def _continue(self, model: GPT, prompts: Sequence[Sequence[int]], *, first: int) -> list[list[int]]:

@@ -19,15 +19,15 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import greedy
 from transformer_jax.errors import UserError
 from transformer_jax.functional import cross_entropy
-from transformer_jax.models import T5, T5Config
+from transformer_jax.models import T5, AttentionWeights, T5Config
 from transformer_jax.parallel import Strategy
+from transformer_jax.tasks.inference import bucket_width, first_batches, padded, text_batches, without_padding
 from transformer_jax.tasks.span_corruption import corrupt_spans, lengths_for, noise_mask
 from transformer_jax.tasks.task import (
     Figures,
     Sums,
     Tick,
     Watched,
-    first_rows,
     loss_and_perplexity,
     require_head,
     sum_over,
@@ -136,43 +136,52 @@ class Denoising:
 
     def complete(self, model: T5, texts: Sequence[str], strategy: Strategy) -> list[str]:
         """What the model writes for the gaps <extra_id_0>, <extra_id_1>, ... of each text."""
+        return [self._shown(ids) for ids in self._fill(model, texts, strategy)]
+
+    def _fill(self, model: T5, texts: Sequence[str], strategy: Strategy) -> list[np.ndarray]:
         sources = self._sources(texts)
+        self.tokenizer.warn_if_unknown([ids[:-1] for ids in sources], "texts")
         for text, ids in zip(texts, sources, strict=True):
             if fault := self._fault(ids):
                 raise UserError(f"the text {text[:20]!r} {fault}")
-        rows = np.full((len(sources), self.max_length), self.tokenizer.pad_id, np.int32)
-        for row, ids in zip(rows, sources, strict=True):
-            row[: len(ids)] = ids
-        tokens, lengths = map(np.asarray, _search(model, rows, task=self))
-        return [self._shown(row[:length]) for row, length in zip(tokens, lengths, strict=True)]
+        written = [np.zeros(0, np.int32)] * len(texts)
+        room = {"max_length": self.max_length, "pad_id": self.tokenizer.pad_id}
+        for members, batch in text_batches(sources, self.batching, strategy, **room):
+            outputs = self._written(model, strategy.place(batch)["ids"])
+            for member, output in zip(members, outputs, strict=False):
+                written[member] = output
+        return written
 
     def samples(self, model: T5, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
         """Texts with gaps, what the model writes for these, and what was there."""
-        batch = first_rows(self.layout(Store.of(self.encode(records))), len(records))
-        count = len(batch["source"])
-        tokens, lengths = map(np.asarray, _search(model, batch["source"], task=self))
-        return [
-            {
-                "text": self._shown(batch["source"][row]),
-                "model": self._shown(tokens[row, : lengths[row]]),
-                "reference": self._shown(batch["target"][row]),
-            }
-            for row in range(count)
-        ]
+        rows = []
+        for count, batch in first_batches(self.layout(Store.of(self.encode(records))), len(records), strategy):
+            written = self._written(model, strategy.place(batch)["source"])
+            for row in range(count):
+                names = {"text": batch["source"][row], "model": written[row], "reference": batch["target"][row]}
+                rows.append({name: self._shown(ids) for name, ids in names.items()})
+        return rows
 
     def attention(self, model: T5, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
         """What fills the gaps of a text, and what the model attends to while it writes it."""
-        (written,) = self.complete(model, [text], strategy)
+        (written,) = self._fill(model, [text], strategy)
         (source,) = self._sources([text])
-        (target,) = self._sources([written])
-        target = [self.tokenizer.pad_id, *target]
-        weights = model.attention(jnp.array([source]), jnp.array([target])[:, :-1])
+        target = [self.tokenizer.pad_id, *written.tolist(), self.tokenizer.end_id]
+        rows = (
+            padded(ids, bucket_width(limit, self.batching), max_length=limit, pad_id=self.tokenizer.pad_id)
+            for ids, limit in ((source, self.max_length), (target[:-1], 2 * self.lengths[1]))
+        )
+        weights = _attention(model, *rows)
         read, write = ([self._shown([id]) or self.tokenizer.tokens([id])[0] for id in ids] for ids in (source, target))
-        return written, [
-            Watched("cross, by the token being written", weights.cross[:, 0], write[1:], read),
-            Watched("encoder", weights.encoder[:, 0], read, read),
-            Watched("decoder", weights.decoder[:, 0], write[:-1], write[:-1]),
+        return self._shown(written), [
+            without_padding("cross, by the token being written", weights.cross, write[1:], read),
+            without_padding("encoder", weights.encoder, read, read),
+            without_padding("decoder", weights.decoder, write[:-1], write[:-1]),
         ]
+
+    def _written(self, model: T5, source: Int[Array, "B S"]) -> list[np.ndarray]:
+        tokens, lengths = map(np.asarray, _search(model, source, task=self))
+        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
     def _sums(self, model: T5, batch: Mapping[str, Array], key: Array | None) -> tuple[dict[str, Array], Array]:
         inputs, labels = batch["target"][:, :-1], batch["target"][:, 1:]
@@ -254,3 +263,8 @@ def _search(model: T5, source: Int[Array, "B S"], task: Denoising) -> tuple[Int[
     state = model.start(source, length)
     found = greedy(model.decode, state, prompt, length=length, end_id=task.tokenizer.end_id)
     return found.tokens, found.lengths
+
+
+@jax.jit
+def _attention(model: T5, source: Int[Array, "1 S"], target: Int[Array, "1 T"]) -> AttentionWeights:
+    return model.attention(source, target)

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Int, Key
 
 from transformer_jax.data.rows import BatchingConfig
 from transformer_jax.data.source import Document
@@ -16,18 +18,21 @@ from transformer_jax.errors import UserError
 from transformer_jax.functional import cross_entropy
 from transformer_jax.models import Bert, BertConfig
 from transformer_jax.parallel import Strategy
+from transformer_jax.tasks.inference import bucket_width, first_batches, padded, text_batches, without_padding
 from transformer_jax.tasks.sentence_rows import SentenceRows, SentenceRowsConfig
 from transformer_jax.tasks.task import (
     Figures,
     Sums,
     Tick,
     Watched,
-    as_arrays,
-    first_rows,
     listed,
     loss_and_perplexity,
     sum_over,
 )
+
+MASK = "[MASK]"
+"""What a mask may be written as, whatever the tokenizer calls it."""
+AT_ONCE = 8  # positions of a row whose logits are in memory
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class MaskedLMConfig:
 
     def num_extra_ids(self, tokenizer: Tokenizer) -> int:
         """Ids that the model needs beside those of the tokenizer: the mask, if it has none."""
-        return 0 if tokenizer.find("[MASK]", "<mask>") is not None else 1
+        return 0 if tokenizer.mask_id is not None else 1
 
     def build(self, tokenizer: Tokenizer, model: BertConfig, batching: BatchingConfig) -> "MaskedLM":
         """The task with this tokenizer, for a model of this config."""
@@ -75,8 +80,12 @@ class MaskedLM:
     @property
     def mask_id(self) -> int:
         """What a masked token is replaced by."""
-        found = self.tokenizer.find("[MASK]", "<mask>")
-        return self.tokenizer.vocab_size if found is None else found
+        return self.tokenizer.vocab_size if self.tokenizer.mask_id is None else self.tokenizer.mask_id
+
+    @property
+    def mask_token(self) -> str:
+        """What it is written as in a text; "[MASK]" is understood too."""
+        return self.tokenizer.mask_token or MASK
 
     @property
     def max_predictions(self) -> int:
@@ -138,28 +147,34 @@ class MaskedLM:
         return [self._fault(ids) for ids in self._masked(texts)]
 
     def complete(self, model: Bert, texts: Sequence[str], strategy: Strategy) -> list[str]:
-        """Each text with its [MASK] tokens filled by the likeliest tokens."""
+        """Each text with its masks filled by the likeliest tokens."""
         rows = self._masked(texts)
         for text, ids in zip(texts, rows, strict=True):
             if fault := self._fault(ids):
                 raise UserError(f"the text {text[:20]!r} {fault}")
-        return [self._fill(model, np.array(ids, np.int32)) for ids in rows]
+        self.tokenizer.warn_if_unknown([ids[1:-1] for ids in rows], "texts")
+        filled = [""] * len(texts)
+        room = {"max_length": self.max_length, "pad_id": self.tokenizer.pad_id}
+        for members, batch in text_batches(rows, self.batching, strategy, **room):
+            guesses = np.asarray(_guesses(model, strategy.place(batch)["ids"], task=self))
+            written = np.where(batch["ids"] == self.mask_id, guesses, batch["ids"])
+            for member, ids in zip(members, written, strict=False):
+                (filled[member],) = self.tokenizer.decode([ids[: len(rows[member])]])
+        return filled
 
     def samples(self, model: Bert, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
         """Some of the texts with tokens masked, what the model takes these for, and what they are."""
-        batch = first_rows(self.layout(Store.of(self.encode(records))), len(records))
-        count = len(batch["ids"])
-        logits = model.masked_lm(_take(self._hidden(model, as_arrays(batch)), jnp.asarray(batch["places"])))
-        guesses = np.asarray(jnp.argmax(logits[:, :, : self.tokenizer.vocab_size], axis=-1))
         rows = []
-        for row in range(count):
-            chosen = batch["weights"][row] > 0
-            shown = batch["ids"][row][batch["valid"][row]]
-            names = (
-                self._shown(shown),
-                *(listed(self.tokenizer, ids[row][chosen]) for ids in (guesses, batch["labels"])),
-            )
-            rows.append(dict(zip(("text", "model", "reference"), names, strict=True)))
+        for count, batch in first_batches(self.layout(Store.of(self.encode(records))), len(records), strategy):
+            guesses = np.asarray(_chosen_guesses(model, strategy.place(batch), task=self))
+            for row in range(count):
+                chosen = batch["weights"][row] > 0
+                shown = batch["ids"][row][batch["valid"][row]]
+                names = (
+                    self._shown(shown),
+                    *(listed(self.tokenizer, ids[row][chosen]) for ids in (guesses, batch["labels"])),
+                )
+                rows.append(dict(zip(("text", "model", "reference"), names, strict=True)))
         return rows
 
     def attention(self, model: Bert, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
@@ -167,9 +182,11 @@ class MaskedLM:
         (ids,) = self._masked([text])
         if len(ids) > self.max_length:
             raise UserError(f"the text has {len(ids)} tokens; the model reads at most {self.max_length}")
-        filled = self._fill(model, np.array(ids, np.int32)) if self.mask_id in ids else ""
-        tokens = ["[MASK]" if id == self.mask_id else self.tokenizer.tokens([id])[0] for id in ids]
-        return filled, [Watched("encoder", model.attention(jnp.array([ids]))[:, 0], tokens, tokens)]
+        (filled,) = self.complete(model, [text], strategy) if self.mask_id in ids else [""]
+        tokens = [self.mask_token if id == self.mask_id else self.tokenizer.tokens([id])[0] for id in ids]
+        width = bucket_width(self.max_length, self.batching)
+        row = padded(ids, width, max_length=self.max_length, pad_id=self.tokenizer.pad_id)
+        return filled, [without_padding("encoder", _attention(model, row), tokens, tokens)]
 
     def _sums(self, model: Bert, batch: Mapping[str, Array], key: Array | None) -> dict[str, Array]:
         hidden = self._hidden(model, batch, key)
@@ -189,41 +206,54 @@ class MaskedLM:
 
     def _masked(self, texts: Sequence[str]) -> list[list[int]]:
         begin, end = self.tokenizer.begin_id, self.tokenizer.end_id
-        spaces_begin_words = self._spaces_begin_words()
+        if self.tokenizer.mask_token is not None:
+            encoded = self.tokenizer.encode(texts, allow=(MASK, self.tokenizer.mask_token))
+            return [[begin, *ids, end] for ids in encoded]
         rows = []
         for text in texts:
-            *before, last = text.split("[MASK]")
-            if spaces_begin_words:  # so one before a mask is part of what is masked
+            *before, last = text.split(MASK)
+            if self.tokenizer.spaces_begin_words:  # so one before a mask is part of what is masked
                 before = [piece.rstrip(" ") for piece in before]
             pieces = self.tokenizer.encode([*before, last])
             inner = [id for piece in pieces for id in (self.mask_id, *piece)][1:]
             rows.append([begin, *inner, end])
         return rows
 
-    def _spaces_begin_words(self) -> bool:
-        """Whether a space is part of the token after it, as "▁word" is, and none of its own, as with characters."""
-        space, words = self.tokenizer.encode([" ", "a a"])
-        return not set(space) & set(words)
-
     def _fault(self, ids: Sequence[int]) -> str | None:
         if self.mask_id not in ids:
-            return "has no [MASK] to be filled"
+            return f"has no {self.mask_token} to be filled"
         if len(ids) > self.max_length:
             return f"has {len(ids)} tokens; the model reads at most {self.max_length}"
         return None
 
-    def _fill(self, model: Bert, ids: np.ndarray) -> str:
-        width = min(-(-len(ids) // 8) * 8, self.max_length)
-        row = np.full((1, width), self.tokenizer.pad_id, np.int32)
-        row[0, : len(ids)] = ids
-        logits = model.masked_lm(model(jnp.asarray(row)))[0, : len(ids), : self.tokenizer.vocab_size]
-        return self.tokenizer.decode([np.where(ids == self.mask_id, np.asarray(jnp.argmax(logits, -1)), ids)])[0]
-
     def _shown(self, ids: np.ndarray) -> str:
         pieces = np.split(ids, np.flatnonzero(ids == self.mask_id))
         texts = self.tokenizer.decode([piece[piece != self.mask_id] for piece in pieces])
-        return "[MASK]".join(texts)
+        return self.mask_token.join(texts)
 
 
 def _take(hidden: Array, places: Array) -> Array:
     return jnp.take_along_axis(hidden, places[:, :, None], axis=1)
+
+
+@partial(jax.jit, static_argnames="task")
+def _guesses(model: Bert, ids: Int[Array, "B T"], task: MaskedLM) -> Int[Array, "B T"]:
+    """The likeliest token at every position: a few at a time, since logits of all are the largest array by far."""
+
+    def guess(hidden: Float[Array, "B D"]) -> Int[Array, "B"]:
+        return jnp.argmax(model.masked_lm(hidden[:, None])[:, 0, : task.tokenizer.vocab_size], axis=-1)
+
+    hidden = jnp.moveaxis(model(ids), 1, 0)
+    return jnp.moveaxis(jax.lax.map(guess, hidden, batch_size=AT_ONCE), 0, 1)
+
+
+@partial(jax.jit, static_argnames="task")
+def _chosen_guesses(model: Bert, batch: dict[str, Array], task: MaskedLM) -> Int[Array, "B P"]:
+    """The likeliest token at each of the positions that are predicted."""
+    logits = model.masked_lm(_take(task._hidden(model, batch), batch["places"]))
+    return jnp.argmax(logits[:, :, : task.tokenizer.vocab_size], axis=-1)
+
+
+@jax.jit
+def _attention(model: Bert, ids: Int[Array, "1 T"]) -> Float[Array, "L 1 N T T"]:
+    return model.attention(ids)

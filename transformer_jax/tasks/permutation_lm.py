@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer_jax.data.batches import Batch, Bucket, Chance
 from transformer_jax.data.chunks import Chunks
@@ -18,14 +20,13 @@ from transformer_jax.errors import UserError
 from transformer_jax.functional import cross_entropy
 from transformer_jax.models import XLNet, XLNetConfig
 from transformer_jax.parallel import Strategy
+from transformer_jax.tasks.inference import bucket_width, first_batches, padded, without_padding
 from transformer_jax.tasks.permutation import permutation_masks, sample_targets
 from transformer_jax.tasks.task import (
     Figures,
     Sums,
     Tick,
     Watched,
-    as_arrays,
-    first_rows,
     listed,
     loss_and_perplexity,
     require_head,
@@ -114,25 +115,25 @@ class PermutationLM:
 
     def samples(self, model: XLNet, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
         """Texts, some of their tokens as the model predicts them, and as they are."""
-        batch = first_rows(self.layout(Store.of(self.encode(records))), len(records))
-        count = len(batch["ids"])
-        guesses = np.asarray(jnp.argmax(self._logits(model, as_arrays(batch), None), -1))
         rows = []
-        for row in range(count):
-            chosen = batch["weights"][row] > 0
-            words = [listed(self.tokenizer, ids[row][chosen]) for ids in (guesses, batch["labels"])]
-            rows.append(
-                {"text": self.tokenizer.decode([batch["ids"][row]])[0], "model": words[0], "reference": words[1]}
-            )
+        for count, batch in first_batches(self.layout(Store.of(self.encode(records))), len(records), strategy):
+            guesses = np.asarray(_guesses(model, strategy.place(batch), task=self))
+            for row in range(count):
+                chosen = batch["weights"][row] > 0
+                words = [listed(self.tokenizer, ids[row][chosen]) for ids in (guesses, batch["labels"])]
+                (text,) = self.tokenizer.decode([batch["ids"][row]])
+                rows.append({"text": text, "model": words[0], "reference": words[1]})
         return rows
 
     def attention(self, model: XLNet, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
         """What the tokens of a text attend to, all of which see each other."""
         (inner,) = self.tokenizer.encode([text])
         ids = [*inner, self.tokenizer.end_id, self.tokenizer.begin_id]
-        types = jnp.array([[0] * (len(ids) - 1) + [WHOLE]])
+        width = bucket_width(self.max_length, self.batching)
+        row = padded(ids, width, max_length=self.max_length, pad_id=self.tokenizer.pad_id, left=True)
+        valid = np.arange(row.shape[1])[None] >= row.shape[1] - len(ids)
         tokens = self.tokenizer.tokens(ids)
-        return "", [Watched("content", model.attention(jnp.array([ids]), types)[:, 0], tokens, tokens)]
+        return "", [without_padding("content", _attention(model, row, valid), tokens, tokens, left=True)]
 
     def _logits(self, model: XLNet, batch: Mapping[str, Array], key: Array | None) -> Array:
         valid = batch["ids"] != self.tokenizer.pad_id
@@ -186,3 +187,14 @@ class _PermutedRows:
             batch["labels"][place, :found] = ids[permuted.places]
             batch["weights"][place, :found] = 1
         return batch
+
+
+@partial(jax.jit, static_argnames="task")
+def _guesses(model: XLNet, batch: dict[str, Array], task: PermutationLM) -> Int[Array, "B P"]:
+    return jnp.argmax(task._logits(model, batch, None), axis=-1)
+
+
+@jax.jit
+def _attention(model: XLNet, ids: Int[Array, "1 T"], valid: Bool[Array, "1 T"]) -> Float[Array, "L 1 N T T"]:
+    types = jnp.zeros_like(ids).at[:, -1].set(WHOLE)
+    return model.attention(ids, types, valid=valid)

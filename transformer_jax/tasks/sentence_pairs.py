@@ -1,12 +1,10 @@
 """Next-sentence prediction: whether one text follows another (Devlin et al. 2019, section 3.1)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
-
-from transformer_jax.errors import UserError
 
 
 class Pair(NamedTuple):
@@ -23,31 +21,31 @@ class Pair(NamedTuple):
 
 
 def sentence_pair(
-    sentences: Sequence[np.ndarray],
+    text: Int[np.ndarray, "A"],
+    before: Int[np.ndarray, "B"],
+    after: Int[np.ndarray, "C"],
     random: np.random.Generator,
     *,
     max_length: int,
-    other: Callable[[np.random.Generator], Sequence[np.ndarray]],
+    other: Callable[[np.random.Generator], Int[np.ndarray, "D"]],
 ) -> Pair:
-    """Cut consecutive sentences in two; with even chance, take the second part from another document.
+    """A text of a document, and with even chance the text that follows it there or one of another document.
 
-    As in `create_pretraining_data.py` of BERT. The cut is at a random boundary of sentences, of which there should be
-    enough for `max_length` tokens; a single sentence is never followed by its own document. `other(random)` gives the
-    sentences from a random place of another document on: as many are taken as fill the room beside the first part, at
-    least one. Then the pair is cut to `max_length` tokens, without the special ones that `assemble` adds.
+    The second text is cut to the room that there is beside the first, `max_length` tokens for both without the special
+    ones that `assemble` adds. A text that ends its document follows what is `before` it instead of being followed by
+    what is `after`; one that is all of its document is always beside another. `other(random)` gives a text of another
+    document. BERT draws the first text anew for each row, and puts what it does not use back for the next one; here
+    every row has a text of its own, all of it, so that none is lost.
 
     BERT makes one row in ten shorter, so that short texts are known too: give a smaller `max_length` for these.
     """
-    if max_length < 2:
-        raise UserError(f"max_length={max_length} leaves no room for two texts; give at least 2")
-    if not sentences:
-        raise ValueError("sentences is empty; give at least one")
-    single = len(sentences) == 1
-    cut = 1 if single else int(random.integers(1, len(sentences)))
-    is_next = not single and bool(random.random() < 0.5)
-    first = np.concatenate(sentences[:cut])
-    rest = sentences[cut:] if is_next else _filling(other(random), max_length - len(first))
-    return Pair(*_truncated(first, np.concatenate(rest), max_length, random), is_next)
+    room = max_length - len(text)
+    if not len(text) or room < 1:
+        raise ValueError(f"text has {len(text)} tokens; give at least 1, and fewer than max_length={max_length}")
+    has_neighbour = len(before) > 0 or len(after) > 0
+    if not has_neighbour or random.random() < 0.5:
+        return Pair(text, other(random)[:room], is_next=False)
+    return Pair(text, after[:room], is_next=True) if len(after) else Pair(before[-room:], text, is_next=True)
 
 
 def assemble(pair: Pair, *, begin_id: int, end_id: int) -> tuple[Int[np.ndarray, "A+B+3"], Int[np.ndarray, "A+B+3"]]:
@@ -56,35 +54,3 @@ def assemble(pair: Pair, *, begin_id: int, end_id: int) -> tuple[Int[np.ndarray,
     ids = np.concatenate([begin, pair.first, end, pair.second, end])
     types = (np.arange(len(ids)) >= len(pair.first) + 2).astype(np.int32)
     return ids, types
-
-
-def _filling(sentences: Sequence[np.ndarray], room: int) -> list[np.ndarray]:
-    """The first of these sentences, up to the one that fills the room."""
-    if not sentences:
-        raise ValueError("other gave no sentences; it must give those of a document that has some")
-    taken = []
-    for sentence in sentences:
-        taken.append(sentence)
-        room -= len(sentence)
-        if room <= 0:
-            break
-    return taken
-
-
-def _truncated(
-    first: np.ndarray, second: np.ndarray, max_length: int, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Drop tokens until the two fit, each from the longer text, or from the second, and from a random end of it.
-
-    Which text loses how many does not depend on chance, and of those it loses each is at the front with chance 1/2: so
-    the number lost at the front is binomial.
-    """
-    if len(first) + len(second) <= max_length:
-        return first, second
-    length = min(len(first), max(max_length - len(second), (max_length + 1) // 2))
-    return _window(first, length, random), _window(second, max_length - length, random)
-
-
-def _window(text: np.ndarray, length: int, random: np.random.Generator) -> np.ndarray:
-    begin = random.binomial(len(text) - length, 0.5)
-    return text[begin : begin + length]

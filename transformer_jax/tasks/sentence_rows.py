@@ -1,4 +1,4 @@
-"""Rows of sentences for masked language modelling: as many of a document as fill one, which chance cuts and masks."""
+"""Rows of sentences for masked language modelling: every token of every document is in one."""
 
 from dataclasses import dataclass
 
@@ -36,6 +36,10 @@ class SentenceRowsConfig:
 class SentenceRows:
     """A layout of sentences `{"text": ids}`, with an empty one after each document.
 
+    A document is cut into texts, one for each row: whole sentences, or a piece of one that is longer than a row. So an
+    epoch has every token. Where texts are cut stays the same; what is masked in a row and what else is in it is drawn
+    each time.
+
     Args:
         store: the sentences.
         config: what rows are like.
@@ -45,15 +49,13 @@ class SentenceRows:
     def __init__(self, store: Store, config: SentenceRowsConfig, *, continues: np.ndarray | None = None):
         self._store, self._config, self._continues = store, config, continues
         self._room = config.length - (3 if config.pairs else 2)
-        (lengths,) = store.lengths.T if len(store) else (np.zeros(0, int),)
-        self._documents = _runs(lengths > 0)
-        self._chunks = _chunks(lengths, self._documents, self._room)
-        self.buckets = [Bucket(len(self._chunks), config.batch_rows)]
-        self._num_tokens = int(lengths.sum())
+        self._documents = _documents(store)
+        self._texts = _texts(self._ends, self._documents, self._room, pairs=config.pairs)
+        self.buckets = [Bucket(len(self._texts), config.batch_rows)]
 
     def describe(self) -> str:
         """What there is, for people."""
-        return f"{self._num_tokens:,} tokens of {len(self._documents):,} documents"
+        return f"{len(self._ids):,} tokens of {len(self._documents):,} documents"
 
     def rows(self, bucket: int, numbers: np.ndarray, count: int, chance: Chance) -> Batch:
         """Arrays of `count` rows: those of these numbers, then empty ones."""
@@ -69,7 +71,7 @@ class SentenceRows:
         }
         for place, number in enumerate(numbers):
             random = chance(place)
-            ids, types, label = self._texts(int(number), random)
+            ids, types, label = self._row(int(number), random)
             special = np.isin(ids, (config.begin_id, config.end_id))
             masked = mask_tokens(
                 ids,
@@ -88,44 +90,89 @@ class SentenceRows:
             batch["weights"][place, :found], batch["pair"][place] = 1, label
         return batch
 
-    def _texts(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+    @property
+    def _ids(self) -> np.ndarray:
+        return self._store.ids["text"] if len(self._store) else np.zeros(0, np.int32)
+
+    @property
+    def _ends(self) -> np.ndarray:
+        """Where each sentence ends in the ids."""
+        return self._store.ends["text"] if len(self._store) else np.zeros(0, np.int64)
+
+    def _row(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
         """The ids of a row, their types, and whether its texts follow each other."""
-        document, first, end = self._chunks[number]
         config = self._config
-        room = self._room if random.random() >= SHORT else int(random.integers(2, self._room + 1))
-        sentences = [self._sentence(i) for i in range(first, end)]
-        if config.pairs:
-            pair = sentence_pair(sentences, random, max_length=room, other=lambda random: self._other(document, random))
-            return *assemble(pair, begin_id=config.begin_id, end_id=config.end_id), pair.label
-        text = np.concatenate(sentences)[:room]
-        ids = np.concatenate([[config.begin_id], text, [config.end_id]]).astype(np.int32)
-        return ids, np.zeros_like(ids), 0
+        document, start, end = self._texts[number]
+        text = self._span(start, end)
+        if not config.pairs:
+            ids = np.concatenate([[config.begin_id], text, [config.end_id]]).astype(np.int32)
+            return ids, np.zeros_like(ids), 0
+        length = self._room if random.random() >= SHORT else int(random.integers(len(text) + 1, self._room + 1))
+        first, last = self._documents[document]
+        pair = sentence_pair(
+            text,
+            self._span(self._sentence_start(max(start - (length - len(text)), first), start), start),
+            self._span(end, min(end + length, last)),
+            random,
+            max_length=length,
+            other=lambda random: self._other(number, random),
+        )
+        return *assemble(pair, begin_id=config.begin_id, end_id=config.end_id), pair.label
 
-    def _other(self, document: int, random: np.random.Generator) -> list[np.ndarray]:
-        """The sentences from a random place of another document on; of the same one where it is the only one."""
-        other = int(random.integers(max(len(self._documents) - 1, 1)))
-        other += other >= document and len(self._documents) > 1
-        first, end = self._documents[other]
-        start = int(random.integers(first, end))
-        return [self._sentence(i) for i in range(start, min(end, start + self._room))]
+    def _other(self, number: int, random: np.random.Generator) -> np.ndarray:
+        """What begins with a random text of another document; of the same one, but not next, where it is the only one.
 
-    def _sentence(self, number: int) -> np.ndarray:
-        return np.asarray(self._store[number]["text"], np.int32)
+        Texts that follow begin where texts begin, too: the beginning of the second does not show the label.
+        """
+        first, last = np.searchsorted(self._texts[:, 0], self._texts[number, 0] + np.arange(2))  # of this document
+        if last - first < len(self._texts):
+            text = int(random.integers(len(self._texts) - (last - first)))
+            text += (last - first) * (text >= first)
+        else:
+            text = int(random.integers(max(len(self._texts) - 1, 1)))
+            text += text > number
+        document, start, _ = self._texts[text]
+        return self._span(start, min(start + self._room, self._documents[document, 1]))
+
+    def _sentence_start(self, start: int, end: int) -> int:
+        """Where the first sentence of a part of a document begins; at once, if none does."""
+        if start == 0 or start >= end:
+            return start
+        found = int(self._ends[np.searchsorted(self._ends, start)])
+        return found if found < end else start
+
+    def _span(self, start: int, end: int) -> np.ndarray:
+        return np.asarray(self._ids[start:end], np.int32)
 
 
-def _runs(filled: np.ndarray) -> np.ndarray:
-    """The first of each run of True and the one after its last, [runs, 2]."""
-    return np.flatnonzero(np.diff(filled, prepend=False, append=False)).reshape(-1, 2)
+def _documents(store: Store) -> np.ndarray:
+    """Where each document begins and ends in the ids of all sentences, [documents, 2]."""
+    if not len(store):
+        return np.zeros((0, 2), np.int64)
+    filled = store.lengths[:, 0] > 0
+    runs = np.flatnonzero(np.diff(filled, prepend=False, append=False)).reshape(-1, 2)
+    ends = store.ends["text"]
+    return np.stack([np.where(runs[:, 0] > 0, ends[runs[:, 0] - 1], 0), ends[runs[:, 1] - 1]], axis=1)
 
 
-def _chunks(lengths: np.ndarray, documents: np.ndarray, room: int) -> list[tuple[int, int, int]]:
-    """Consecutive sentences that fill the room: (document, first sentence, the one after the last)."""
-    chunks = []
-    for document, (begin, end) in enumerate(documents.tolist()):
-        first, total = begin, 0
-        for sentence in range(begin, end):
-            total += int(lengths[sentence])
-            if total >= room or sentence == end - 1:
-                chunks.append((document, first, sentence + 1))
-                first, total = sentence + 1, 0
-    return chunks
+def _texts(ends: np.ndarray, documents: np.ndarray, room: int, *, pairs: bool) -> np.ndarray:
+    """The texts that documents are cut into: (document, beginning, end) in the ids of all sentences, [texts, 3].
+
+    A text is as many sentences as there is room for, or one in ten a random number of these. That of a pair is always a
+    random number, as BERT cuts a row in two at random, and leaves room for a token of the other. Of a sentence that is
+    longer than the room, tokens take the place of sentences.
+    """
+    random = np.random.default_rng(0)
+    texts = []
+    for document, (first, last) in enumerate(documents.tolist()):
+        start = first
+        while start < last:
+            limit = min(start + room - pairs, last)
+            inside = ends[np.searchsorted(ends, start, "right") : np.searchsorted(ends, limit, "right")]
+            if pairs and (inside < last).any():
+                inside = inside[inside < last]  # so that there is something to follow
+            choices = inside if len(inside) else range(start + 1, limit + 1)
+            end = int(choices[random.integers(len(choices)) if pairs or random.random() < SHORT else -1])
+            texts.append((document, start, end))
+            start = end
+    return np.array(texts, np.int64).reshape(-1, 3)

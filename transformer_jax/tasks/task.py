@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from transformer_jax.data.batches import Batch, Batches, Layout
+from transformer_jax.data.batches import Batches, Layout
 from transformer_jax.data.store import Example, Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
@@ -81,20 +80,9 @@ def loss_and_perplexity(sums: Mapping[str, float]) -> Figures:
     return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
 
 
-def first_rows(layout: Layout, count: int) -> Batch:
-    """The first rows of a layout, at most so many, as `samples` shows them."""
-    count = min(count, layout.buckets[0].num_rows)
-    return layout.rows(0, np.arange(count), count, lambda place: np.random.default_rng((0, place)))
-
-
 def listed(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     """Tokens one beside the other, for people."""
     return " · ".join(text.strip() for text in tokenizer.decode([[id] for id in ids]))
-
-
-def as_arrays(batch: Batch) -> dict[str, Array]:
-    """A batch for a model that is called without `jit`."""
-    return {name: jnp.asarray(array) for name, array in batch.items()}
 
 
 class Counted(Protocol):

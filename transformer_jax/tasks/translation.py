@@ -143,6 +143,7 @@ class Translation:
         for text, ids in zip(texts, encoded, strict=True):
             if fault := self._fault(text, ids):
                 raise UserError(f"the text {_beginning(text)}{fault}")
+        self.tokenizer.warn_if_unknown(encoded, "texts")
         translations = [""] * len(texts)
         for members, batch in self._batches([{"source": [*ids, self.tokenizer.end_id]} for ids in encoded], strategy):
             outputs = self._translations(model, strategy.place(batch)["source"])

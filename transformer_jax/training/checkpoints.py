@@ -12,7 +12,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.training.state import TrainState
 
 BEST = "loss"
-"""The validation figure whose lowest value marks the best checkpoint."""
+"""The validation metric whose lowest value marks the best checkpoint."""
 
 
 class Checkpoints:
@@ -28,6 +28,7 @@ class Checkpoints:
                 cleanup_tmp_directories=not read_only,
                 read_only=read_only,
                 create=not read_only,
+                save_interval_steps=0 if read_only else 1,
             ),
         )
 
@@ -70,6 +71,12 @@ class Checkpoints:
     def close(self) -> None:
         """Finish what is being written, then give up the folder."""
         self._manager.close()
+
+
+def saved_step(directory: Path) -> int:
+    """The newest step that is whole on disk, 0 without one; unlike a manager, it knows nothing of a save under way."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def _to_arrays(state: TrainState) -> dict[str, jax.Array]:

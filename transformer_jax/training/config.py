@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from transformer_jax.data import BatchingConfig, Dates, Files, Mixture, Records, Source, Text, Tfds, TokenizerConfig
 from transformer_jax.errors import UserError
@@ -11,6 +11,9 @@ from transformer_jax.models import ModelConfig
 from transformer_jax.parallel import StrategyName
 from transformer_jax.tasks import TaskConfig, TranslationConfig
 from transformer_jax.training.optimizer import OptimizerConfig
+
+MatmulPrecision = Literal["tensorfloat32", "bfloat16"]
+"""By JAX's names: on a TPU, three products of bfloat16 numbers and one; on a GPU, TensorFloat-32 and bfloat16."""
 
 Data = Dates | Files | Text | Tfds | Records | Mixture
 
@@ -31,6 +34,8 @@ class Config:
     """Micro-batches per update: less memory, the same gradient."""
     seed: int = 0
     """Of the initial parameters, the dropout and the order of the examples."""
+    matmul_precision: MatmulPrecision | None = None
+    """Precision of matrix products of float32 numbers on TPU and GPU: faster ones, or None for all of float32."""
     strategy: StrategyName = "auto"
     """One device with jit, or all of this machine with pmap; auto takes pmap where there are several."""
     evaluate_every: int = 1000

@@ -2,14 +2,20 @@
 
 import hashlib
 import json
+import multiprocessing
+import os
+import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
 from absl import flags
 
+from transformer_jax.atomic import atomic
 from transformer_jax.data import Batches, Tokenizer
+from transformer_jax.data.source import Checked
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import Task
@@ -21,11 +27,12 @@ NUM_SAMPLES = 256
 PART = 8192
 
 
-def fingerprint(records: Sequence[Any]) -> str:
-    """A hash of the number of records and of some of them, evenly spaced: enough to notice that data were changed."""
+def fingerprint(records: Sequence[Any], files: Sequence[Path] = ()) -> str:
+    """A hash of the number of records, of some of them, evenly spaced, and of all of the files that they are in."""
     step = max(1, len(records) // NUM_SAMPLES)
     sample = [records[i] for i in range(0, len(records), step)]
-    return hashlib.sha256(json.dumps([len(records), sample]).encode()).hexdigest()[:16]
+    digests = [_digest(path) for path in watch(files, "looking for changes in the training data")]
+    return hashlib.sha256(json.dumps([len(records), sample, *digests]).encode()).hexdigest()[:16]
 
 
 def load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
@@ -34,7 +41,7 @@ def load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
         return Tokenizer.load(workdir.tokenizer_file, config.tokenizer)
     if config.tokenizer.path is not None:
         return Tokenizer.load(config.tokenizer.path, config.tokenizer, tags=config.data.tags())
-    records: Sequence[Any] = config.data.split("train")
+    records = _training_records(config)
     step = -(-len(records) // config.tokenizer.max_records) or 1
     texts = (
         text
@@ -46,8 +53,8 @@ def load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
 
 def load_or_encode(workdir: Workdir, config: Config, task: Task) -> Store:
     """The encoded training set: mapped from the workdir, where it is written first if it is not there."""
-    records = config.data.split("train")
-    mark, path = fingerprint(records), workdir.examples
+    records = _training_records(config)
+    mark, path = fingerprint(records, config.data.files()), workdir.examples
     if workdir.examples_mark.exists():
         if workdir.examples_mark.read_text() != mark:
             raise UserError(
@@ -55,12 +62,15 @@ def load_or_encode(workdir: Workdir, config: Config, task: Task) -> Store:
                 "give another --workdir, or bring the old data back to go on"
             )
     else:
-        workdir.examples_mark.write_text(mark)
+        with atomic(workdir.examples_mark) as unfinished:
+            unfinished.write_text(mark)
     if path.exists():
         return Store.open(path)
     if not len(records):
         raise UserError("the train split is empty")
-    return Store.write(path, _encoded(records, task), vocab_size=task.tokenizer.vocab_size)
+    store = Store.write(path, _encoded(records, task), vocab_size=task.tokenizer.vocab_size)
+    task.tokenizer.warn_if_unknown(store.ids.values(), "columns of the training set", share=0.1)
+    return store
 
 
 def ahead_of_time(batches: Batches, first: int, end: int, workers: int) -> Iterator[dict[str, np.ndarray]]:
@@ -70,9 +80,36 @@ def ahead_of_time(batches: Batches, first: int, end: int, workers: int) -> Itera
     if not workers:
         return iter(made)
     flags.FLAGS.mark_as_parsed()  # Grain asks for flags of its own, and the command line has none for it
-    made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=8))
+    made = made.mp_prefetch(
+        grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=8), worker_init_fn=end_with_parent
+    )
     # Out of the memory that is shared with the workers, so that it is free again.
     return ({name: array.copy() for name, array in batch.items()} for batch in made)
+
+
+def end_with_parent(index: int, count: int) -> None:
+    """In a worker process: end it as soon as the process that started it is gone, killed without warning or not.
+
+    The kernel closes the pipe behind `parent_process` when the parent dies, also if that was before this call. Linux's
+    PR_SET_PDEATHSIG would do worse: it goes by the thread that started the worker, and Grain's ends early.
+    """
+
+    def wait() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)  # without the clean-up of multiprocessing, which waits for the parent to read what was made
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _training_records(config: Config) -> Sequence[Any]:
+    """The records of train, of which each is checked when it is read, by whatever source it is given."""
+    return Checked(config.data.split("train"), config.task.fields, f"{type(config.data).__name__}, train")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _encoded(records: Sequence[Any], task: Task) -> Iterator[Sequence]:

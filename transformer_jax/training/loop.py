@@ -3,20 +3,23 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import jax
 
 from transformer_jax.data import Batches, Split
-from transformer_jax.errors import UserError
-from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.errors import UserError, out_of_space
+from transformer_jax.training.checkpoints import Checkpoints, saved_step
 from transformer_jax.training.config import Config
 from transformer_jax.training.inputs import ahead_of_time
 from transformer_jax.training.interrupt import Interrupt, Interrupted
+from transformer_jax.training.lock import locked
 from transformer_jax.training.metrics import MetricsLog, describe
 from transformer_jax.training.progress import ProgressLine
 from transformer_jax.training.run import Run
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.step import Batch, make_train_step
+from transformer_jax.training.workdir import Workdir
 
 
 def train(config: Config) -> tuple[Run, TrainState]:
@@ -25,28 +28,52 @@ def train(config: Config) -> tuple[Run, TrainState]:
     Raises `Interrupted` when asked to stop, after saving. The same call then goes on from there, and comes to the same
     end, bit for bit.
     """
-    run = Run.begin(config)
-    checkpoints = Checkpoints(run.workdir.checkpoints, config.keep)
-    if checkpoints.latest() is None:
-        state = jax.jit(run.initial_state)()
-    else:
-        state = checkpoints.restore(jax.eval_shape(run.initial_state))
-    state = run.strategy.replicate(state)
-    metrics = MetricsLog(run.workdir, int(state.step))
-    interrupt = Interrupt()
-    with ProgressLine(config.steps, int(state.step)) as progress:
-        loop = _Loop(run, state, checkpoints, metrics, interrupt, progress)
-        try:
-            with interrupt.listen(rescue=loop.save):
-                loop.train()
-                loop.evaluate("test")
-        except Interrupted:
-            loop.save()
-            raise
-        finally:
-            checkpoints.close()
-            metrics.close()
+    workdir = Workdir.of(config)
+    workdir.check(config)  # before a lock is put into a folder of somebody else
+    with _disk_errors(workdir), locked(workdir.path):
+        run = Run.begin(config)
+        checkpoints = Checkpoints(workdir.checkpoints, config.keep)
+        if checkpoints.latest() is None:
+            state = jax.jit(run.initial_state)()
+        else:
+            state = checkpoints.restore(jax.eval_shape(run.initial_state))
+        state = run.strategy.replicate(state)
+        metrics = MetricsLog(workdir, int(state.step))
+        with ProgressLine(config.steps, int(state.step)) as progress, _closing(checkpoints, metrics):
+            loop = _Loop(run, state, checkpoints, metrics, Interrupt(), progress)
+            with run.precision():
+                loop.run_until_stopped()
     return run, loop.state
+
+
+@contextmanager
+def _closing(*writers: Checkpoints | MetricsLog) -> Iterator[None]:
+    """Finish what the writers are writing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise  # to end at once: what is unfinished has a temporary name, and no start looks at it
+    except BaseException:
+        for writer in writers:
+            with suppress(Exception):  # the error that came first is the one to tell
+                writer.close()
+        raise
+    for writer in writers:
+        writer.close()
+
+
+@contextmanager
+def _disk_errors(workdir: Workdir) -> Iterator[None]:
+    """Say of a full disk what can be done about it, whoever was writing."""
+    try:
+        yield
+    except Exception as error:
+        if not (reason := out_of_space(error)):
+            raise
+        raise UserError(
+            f"{workdir.path}: {reason}; free some space, and the same command goes on from step "
+            f"{saved_step(workdir.checkpoints):,}"
+        ) from error
 
 
 class _Loop:
@@ -66,6 +93,16 @@ class _Loop:
         self._learning_rate = jax.jit(run.config.optimizer.learning_rate(run.config.model.d_model))
         self._unread: tuple[int, dict[str, jax.Array]] | None = None
         self._restart_clock()
+
+    def run_until_stopped(self) -> None:
+        """Train and evaluate; save and raise `Interrupted` when asked to stop."""
+        with self._interrupt.listen(rescue=self.save):
+            try:
+                self.train()
+                self.evaluate("test")
+            except Interrupted:
+                self.save()
+                raise
 
     def train(self) -> None:
         config, strategy = self.run.config, self.run.strategy

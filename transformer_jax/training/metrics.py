@@ -1,10 +1,12 @@
-"""Figures of a run: `metrics.jsonl` and TensorBoard events."""
+"""Metrics of a run: `metrics.jsonl` and TensorBoard events."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from transformer_jax.atomic import atomic
 from transformer_jax.data import Split
 from transformer_jax.training.workdir import Workdir
 
@@ -15,15 +17,12 @@ class MetricsLog:
     """Appends a line for each (step, split). What a killed run wrote beyond `step` is forgotten first."""
 
     def __init__(self, workdir: Workdir, step: int):
-        from tensorboardX import SummaryWriter  # slow to import, and only needed in training
-
         lines = [line for line in read_metrics(workdir.metrics_file) if line["step"] <= step]
-        partial = workdir.metrics_file.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        partial.replace(workdir.metrics_file)
+        with atomic(workdir.metrics_file) as unfinished:
+            unfinished.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         self._seen = {(line["step"], line["split"]) for line in lines}
         self._file: TextIO = workdir.metrics_file.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(workdir.tensorboard), purge_step=step + 1)
+        self._events = _Events(workdir.tensorboard, first=step + 1)
 
     def has(self, step: int, split: Split) -> bool:
         """Whether there is a line of this step and split."""
@@ -36,14 +35,44 @@ class MetricsLog:
         self._seen.add((step, split))
         self._file.write(json.dumps({"step": step, "split": split, **figures}) + "\n")
         self._file.flush()
-        for name, value in figures.items():
-            if not isinstance(value, str):
-                self._events.add_scalar(f"{split}/{name}", value, step)
+        scalars = {f"{split}/{name}": value for name, value in figures.items() if not isinstance(value, str)}
+        self._events.write(step, scalars)
 
     def close(self) -> None:
         """Write what is left."""
         self._file.close()
         self._events.close()
+
+
+class _Events:
+    """A file of TensorBoard events. Those of earlier files from step `first` on no longer count.
+
+    tensorboardX's own SummaryWriter writes in a thread: on a full disk that ends unnoticed, and training waits for it.
+    """
+
+    def __init__(self, folder: Path, first: int):
+        from tensorboardX.event_file_writer import EventsWriter  # slow to import, and only needed in training
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        folder.mkdir(exist_ok=True)
+        # The step in the name keeps a run that goes on within a second from writing over the file of before.
+        self._writer = EventsWriter(str(folder / "events"), filename_suffix=f".{first}")
+        self._write(first, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._write(step, summary=Summary(value=values))
+
+    def _write(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write_event(Event(step=step, wall_time=time.time(), **content))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -55,7 +84,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def describe(figures: Mapping[str, float | str]) -> str:
-    """Figures as people read them: shares in percent, scores with two decimals, the rest with four."""
+    """Metrics as people read them: shares in percent, scores with two decimals, the rest with four."""
     words = []
     for name, value in figures.items():
         if isinstance(value, str):

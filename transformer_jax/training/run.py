@@ -1,8 +1,7 @@
 """A run: its config, and the parts that follow from it."""
 
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import jax
 import optax
 from flax import nnx
 
+from transformer_jax.atomic import atomic
 from transformer_jax.data import Tokenizer
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
@@ -38,9 +38,8 @@ class Run:
     @classmethod
     def begin(cls, config: Config) -> "Run":
         """Begin a run in its workdir, or find it there again; another one's workdir is refused."""
-        if config.workdir is None:
-            raise UserError("workdir is not set; give --workdir")
-        workdir = Workdir(config.workdir)
+        workdir = Workdir.of(config)
+        workdir.check(config)
         tokenizer = load_or_train_tokenizer(workdir, config)
         config = _resolve(config, tokenizer, workdir.config() if workdir.config_file.exists() else None)
         workdir.claim(config)
@@ -76,9 +75,15 @@ class Run:
         known = [field.name for field in fields(self.config.task)]
         for name in changes:
             if name not in known:
-                raise UserError(f"{name} is no setting of {type(self.config.task).__name__}; it has {', '.join(known)}")
+                kind = type(self.config.task).__name__
+                raise UserError(f"{name} is an unknown setting of {kind}; it has {', '.join(known)}")
         task = replace(self.config.task, **changes)
         return self._assemble(self.workdir, replace(self.config, task=task), self.task.tokenizer)
+
+    def precision(self) -> AbstractContextManager[None]:
+        """Compute matrix products as the config says, while inside."""
+        asked = self.config.matmul_precision
+        return nullcontext() if asked is None else jax.default_matmul_precision(asked)
 
     def restored_model(self, step: int | None = None) -> tuple[Any, int]:
         """The model of a checkpoint, by default the newest, and its step."""
@@ -102,17 +107,16 @@ class Run:
 
 def write_run(path: Path, config: Config, tokenizer: Tokenizer, state: TrainState) -> None:
     """A new run with this state as its checkpoint, all or nothing."""
-    if path.exists() and any(path.iterdir()):
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists already; give another folder")
-    unfinished = path.with_name(f"{path.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    workdir = Workdir(unfinished)
-    workdir.claim(config)
-    tokenizer.save(workdir.tokenizer_file)
-    checkpoints = Checkpoints(workdir.checkpoints)
-    checkpoints.save(state)
-    checkpoints.close()
-    unfinished.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(path) as unfinished:
+        workdir = Workdir(unfinished)
+        workdir.claim(config)
+        tokenizer.save(workdir.tokenizer_file)
+        checkpoints = Checkpoints(workdir.checkpoints)
+        checkpoints.save(state)
+        checkpoints.close()
 
 
 def _resolve(config: Config, tokenizer: Tokenizer, before: Config | None) -> Config:

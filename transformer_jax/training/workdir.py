@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformer_jax.atomic import PREFIX, atomic
 from transformer_jax.errors import UserError
 from transformer_jax.training.config import Config, from_json, to_json
+from transformer_jax.training.lock import NAME as LOCK
 
 FREE = ("steps", "strategy", "evaluate_every", "save_every", "log_every", "keep", "workers", "workdir")
 """Fields that change no number of the training: a run may go on with others."""
+
+UNDECIDED = {"model.vocab_size": None, "model.pad_id": None, "model.dtype": "auto", "optimizer.total_steps": None}
+"""Fields that the tokenizer, the machine or the run decides where the config has these values."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,13 @@ class Workdir:
     """The paths of a run, and what was resolved when it began."""
 
     path: Path
+
+    @classmethod
+    def of(cls, config: Config) -> "Workdir":
+        """The workdir that a config names."""
+        if config.workdir is None:
+            raise UserError("workdir is not set; give --workdir")
+        return cls(config.workdir)
 
     @property
     def config_file(self) -> Path:
@@ -54,24 +66,32 @@ class Workdir:
         """TensorBoard events."""
         return self.path / "tensorboard"
 
-    def claim(self, config: Config) -> None:
-        """Write the config down, or, where there is one, raise at the first difference that matters."""
+    def check(self, config: Config) -> None:
+        """Raise where a run with this config cannot begin or go on, at the first difference that matters.
+
+        Fields that are not decided yet are no difference, so that this can be known before a tokenizer is trained.
+        """
         if self.config_file.exists():
             before, now = _flat(to_json(self.config())), _flat(to_json(config))
             for name in {**before, **now}:
                 old, new = before.get(name), now.get(name)
-                if name not in FREE and old != new:
+                undecided = name in UNDECIDED and new == UNDECIDED[name]
+                if name not in FREE and old != new and not undecided:
                     raise UserError(
                         f"{self.path} was begun with {name}={json.dumps(old)} but {json.dumps(new)} is asked for; "
                         "give another --workdir, or the same settings to go on"
                     )
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif self.path.exists() and (not self.path.is_dir() or any(map(_is_foreign, self.path.iterdir()))):
             raise UserError(f"{self.path} exists and is not a run; give another --workdir")
+
+    def claim(self, config: Config) -> None:
+        """Write the config down, or, where there is one, raise at the first difference that matters."""
+        self.check(config)
         self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(to_json(dataclasses.replace(config, workdir=None)), indent=2, ensure_ascii=False)
-        partial = self.config_file.with_suffix(".partial")
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(self.config_file)
+        with atomic(self.config_file) as unfinished:
+            # A file name that is no text has lone surrogates, for which this writes JSON's own escapes.
+            unfinished.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
     def config(self) -> Config:
         """The config that the run was begun with."""
@@ -82,6 +102,11 @@ class Workdir:
             return from_json(Config, json.loads(self.config_file.read_text(encoding="utf-8")))
         except (json.JSONDecodeError, TypeError) as error:
             raise UserError(f"{self.config_file} cannot be read: {error}") from error
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file is none that a training leaves behind which was killed before it had written its config."""
+    return path.name != LOCK and not path.name.startswith(PREFIX)
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""train.py asked to stop before there is anything to save, and asked twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import train
+from tests.test_commands import TINY
+from transformer_jax.training.lock import locked
+from transformer_jax.training.workdir import Workdir
+
+ROOT = Path(__file__).parent.parent
+
+
+def begin(workdir, *flags):
+    return subprocess.Popen(
+        [sys.executable, "train.py", *TINY, *flags, "--workdir", str(workdir)],
+        cwd=ROOT,
+        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 200
+    while not (path.exists() and path.stat().st_size):
+        assert process.poll() is None and time.monotonic() < deadline, "the run ended or hangs"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("number", "line"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
+def test_while_the_tokenizer_is_trained_it_ends_at_once(tmp_path, number, line):
+    process = begin(tmp_path / "run", "--data.train-size", "1000000", "--tokenizer.max-records", "1000000")
+    wait_for(tmp_path / "run" / "lock", process)
+    time.sleep(0.3)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (128 + number, "", f"{line}\n")
+    with locked(tmp_path / "run"):
+        Workdir(tmp_path / "run").check(train.parse([*TINY, "--seed", "5"]))  # as if nothing had been
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+def test_asked_twice_it_leaves_without_a_word_of_its_threads(tmp_path, pause):
+    process = begin(tmp_path / "run", "--steps", "100000", "--evaluate-every", "50000", "--save-every", "2")
+    wait_for(tmp_path / "run" / "metrics.jsonl", process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(pause)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    last = err.splitlines()[-1]
+    # The first signal may have been enough for a run that saves faster than this.
+    assert (process.returncode, last) in [
+        (130, "interrupted"),
+        (143, "stopped and saved; the same command goes on from here"),
+    ]
+    assert "Traceback" not in err
+
+
+def test_two_trainings_in_one_workdir(tmp_path):
+    first = begin(tmp_path / "run", "--steps", "100000", "--evaluate-every", "50000", "--save-every", "2")
+    wait_for(tmp_path / "run" / "metrics.jsonl", first)
+    second = begin(tmp_path / "run", "--steps", "100000", "--evaluate-every", "50000", "--save-every", "2")
+    out, err = second.communicate(timeout=200)
+    assert (second.returncode, out) == (1, "")
+    assert err.startswith(f"error: {tmp_path / 'run'} is in use: process {first.pid} on ") and err.count("\n") == 1
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+    third = begin(tmp_path / "run", "--steps", "100000", "--evaluate-every", "50000", "--save-every", "2")
+    third_starts = time.monotonic() + 100
+    while "they are compiled" not in third.stderr.readline():
+        assert third.poll() is None and time.monotonic() < third_starts
+    third.kill()
+    third.communicate()
