@@ -27,7 +27,7 @@ FLAGS = (
 
 def begin(workdir, *flags, **environment):
     command = [sys.executable, "train.py", *FLAGS, *flags, "--workdir", str(workdir)]
-    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", **environment}
+    environment = {**os.environ, **environment}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -135,4 +135,5 @@ def test_pmap_trains_like_jit(never_killed, tmp_path):
     np.testing.assert_allclose([line["loss"] for line in figures(workdir)[:30]], expected, rtol=2e-3)
     # And a run of four devices goes on with one.
     finish(begin(workdir, "--strategy", "jit", "--steps", "32"))
-    assert figures(workdir)[-1]["step"] == 32
+    losses = [line["loss"] for line in figures(workdir) if line["split"] == "train"]
+    np.testing.assert_allclose(losses, [line["loss"] for line in figures(never_killed)[:32]], rtol=2e-3)

@@ -21,7 +21,7 @@ BEGIN, END, GOES_ON = tiny.BEGIN, tiny.END, 4
 @pytest.fixture(scope="module")
 def model():
     """Sharpened, so that hypotheses are far apart and beams change places."""
-    model = tiny.make(CONFIG, seed=3)
+    model = tiny.make(CONFIG, seed=11)
     return jax.tree.map(lambda x: x * 2.5, model)
 
 
@@ -81,7 +81,8 @@ def python_beam_search(scores, num_beams, alpha):
         finished += [(tokens, scores[tokens] / ((5 + length) / 6) ** alpha) for tokens in grown if tokens[-1] == END]
         finished = sorted(finished, key=lambda item: item[1], reverse=True)[:num_beams]
         live = [tokens for tokens in grown if tokens[-1] != END][:num_beams]
-    return finished
+    unfinished = [(tokens, scores[tokens] / ((5 + LENGTH) / 6) ** alpha) for tokens in live]
+    return [*finished, *unfinished][:num_beams]
 
 
 @pytest.mark.parametrize("num_beams", [1, 2, 3])
@@ -89,8 +90,11 @@ def python_beam_search(scores, num_beams, alpha):
 def test_a_narrow_beam_is_the_textbook_search(model, source, prefix_scores, num_beams, alpha):
     beams = run(beam_search, model, source, num_beams=num_beams, alpha=alpha)
     for row, scores in enumerate(prefix_scores):
-        for place, (tokens, score) in enumerate(python_beam_search(scores, num_beams, alpha)):
+        expected = python_beam_search(scores, num_beams, alpha)
+        assert len(expected) == num_beams
+        for place, (tokens, score) in enumerate(expected):
             assert tuple(beams.tokens[row, place, : len(tokens)]) == tokens
+            assert beams.lengths[row, place] == len(tokens) - (tokens[-1] == END)
             assert beams.scores[row, place] == pytest.approx(score, rel=1e-4)
 
 
@@ -225,6 +229,7 @@ def test_too_little_room_is_an_error(model, source):
         model.decode(jnp.full((3, 5), BEGIN), model.start(source, LENGTH))
     state = replace(model.start(source, LENGTH), position=jnp.int32(3))
     search = partial(beam_search, num_beams=2, alpha=0.6)
-    assert search(model.decode, model.start(source, LENGTH), prompt[:, :1], length=LENGTH, end_id=END) is not None
+    found = search(model.decode, model.start(source, LENGTH), prompt[:, :1], length=LENGTH, end_id=END)
+    assert np.isfinite(found.scores[:, 0]).all()  # there is just enough room
     with pytest.raises(UserError, match="the cache holds 4 positions; 2 more from position 3 do not fit"):
         model.decode(prompt, state)

@@ -126,7 +126,7 @@ def test_bfloat16_is_float32_rounded():
     narrow = F.dot_product_attention(*arrays)
     wide = F.dot_product_attention(*(x.astype(jnp.float32) for x in arrays))
     assert narrow.dtype == jnp.bfloat16
-    np.testing.assert_allclose(narrow.astype(jnp.float32), wide, atol=2e-2)
+    np.testing.assert_allclose(narrow.astype(jnp.float32), wide, atol=7e-3)
 
 
 def test_scores_are_scaled_in_float32():

@@ -79,7 +79,8 @@ def test_embeddings_of_other_things_than_words_say_so():
     x = jnp.asarray(vectors(1, 2, 64), jnp.bfloat16)
     logits = words.logits(x)
     assert logits.dtype == jnp.float32
-    np.testing.assert_allclose(logits, x.astype(np.float32) @ words.table[...].T, atol=0.05)
+    table = np.asarray(words.table[...].astype(jnp.bfloat16), np.float64)
+    np.testing.assert_allclose(logits, np.asarray(x, np.float64) @ table.T, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "centre"), [(LayerNorm, True), (RMSNorm, False)])

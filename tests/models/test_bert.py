@@ -9,7 +9,6 @@ from tests.models import written_out
 from tests.models.weights import abstract, activate, count, drawn, drops, filled, first_block, large, named, program
 from transformer_jax.errors import UserError
 from transformer_jax.models import Bert, BertConfig
-from transformer_jax.tasks.sentence_pairs import Pair
 from transformer_jax.training import decays
 
 PAD, VOCAB, ROWS, LENGTH = 1, 17, 3, 6
@@ -165,12 +164,6 @@ def test_the_pooler_of_distilbert_is_rectified(hidden):
     pooled, w = jax.jit(Bert.pool)(filled(DISTILBERT), hidden), large(DISTILBERT)
     expected = np.maximum(hidden[:, 0] @ w["pooler/weight"] + w["pooler/bias"], 0)
     np.testing.assert_allclose(pooled, expected, atol=1e-5)
-
-
-def test_the_first_of_two_logits_is_that_the_texts_follow_each_other():
-    assert "0 is that it does, 1 that it does not" in Bert.next_sentence.__doc__
-    text = np.array([2])
-    assert [Pair(text, text, is_next).label for is_next in (True, False)] == [0, 1]
 
 
 def test_logits_of_some_places_are_those_places_of_all_logits(hidden):

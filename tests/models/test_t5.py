@@ -269,7 +269,7 @@ def test_dropout_is_everywhere(pair):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_buckets": 6}, "num_buckets=6 must be a multiple of 4"),
+        ({"num_buckets": 3}, "num_buckets=3 must be at least 4"),
         ({"max_distance": 4}, "max_distance=4 above half of it"),
         ({"head_size": 0}, "head_size must be at least 1; got 0"),
         ({"dropout_rate": 1.0}, "dropout_rate must be at least 0 and below 1; got 1.0"),

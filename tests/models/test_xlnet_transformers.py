@@ -135,7 +135,7 @@ def test_one_stream_is_that_of_transformers(given):
     close(x, expected.hidden)
     close(memory, expected.memory)
     close(model.logits(x), expected.logits)
-    assert memory.shape[2] == 2 * LENGTH if "mems" in given else LENGTH
+    assert memory.shape[2] == (2 * LENGTH if "mems" in given else LENGTH)
 
 
 def test_a_plain_text_is_that_of_transformers():
