@@ -61,7 +61,7 @@ def files(tmp_path_factory):
         lines = [f"{n} {text}" for n in range(12)]
         (folder / name).write_text("\n".join(["", *lines, text * 40]), encoding="utf-8")
     both = [str(folder / "a"), str(folder / "b")]
-    return ["--data.train", *both, "--data.valid", *both, "--data.test", *both]
+    return ["--data.train", *both, "--data.valid", *both, "--data.test", *both, "--data.allow-empty"]
 
 
 @pytest.fixture(scope="module")

@@ -2,23 +2,24 @@
 
 import json
 from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from tests.interop.checkpoints import assert_refused, changed, loaded
 from tests.reference import REFERENCES
 from transformer_jax.errors import UserError
-from transformer_jax.interop import Pretrained, from_pretrained, pretrained
+from transformer_jax.interop import Pretrained, from_pretrained, pretrained, save_pretrained
 from transformer_jax.interop.family import ANY_FAMILY, FIXED
 from transformer_jax.interop.fields import REQUIRED
 from transformer_jax.interop.pretrained import FAMILIES
 from transformer_jax.interop.special_ids import NAMES
-from transformer_jax.models import T5, Transformer
+from transformer_jax.models import T5, Bert, BertConfig, Transformer
 
 WRONG = ("48", None, 48.0, [1], {"a": 1}, True, -1, 0, 1.5, 10**30, "", [[]], 3)
 """Each is wrong for most fields, and right for some."""
@@ -179,22 +180,37 @@ def test_a_field_may_have_its_other_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "message"),
+    ("name", "field", "rate", "method"),
     [
-        ("distilbert_sequence_classification", {}, "seq_classif_dropout=0.2 is not honoured in training; it is 0.1"),
-        ("distilbert_question_answering", {}, "qa_dropout=0.1 is not honoured in training; it is 0.0"),
+        ("bert_sequence_classification", "classifier_dropout", 0.6, "classify"),
+        ("bert_token_classification", "classifier_dropout", 0.6, "tag"),
+        ("roberta_sequence_classification", "classifier_dropout", 0.6, "classify"),
+        ("distilbert_sequence_classification", "seq_classif_dropout", 0.6, "classify"),
+        ("distilbert_question_answering", "qa_dropout", 0.6, "span"),
     ],
 )
-def test_the_dropout_of_a_head_of_distilbert_is_not_taken_over_in_silence(tmp_path, name, fields, message):
-    with pytest.warns(UserWarning, match=message):
-        from_pretrained(changed(tmp_path, name, **fields))
+def test_the_dropout_of_a_head_is_honoured_and_kept(tmp_path, monkeypatch, name, field, rate, method):
+    found = from_pretrained(changed(tmp_path, name, **{field: rate}))
+    assert found.config.head_dropout_rate == rate != found.config.dropout_rate
+    rates = []
+    monkeypatch.setattr("transformer_jax.models.bert.dropout", lambda x, rate, key: rates.append(rate) or x)
+    getattr(found.model, method)(jnp.ones((1, 2, found.config.d_model)), dropout_key=jax.random.key(0))
+    assert rates == [rate]
+    save_pretrained(found.model, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())[field] == rate
+
+
+def test_a_dropout_that_a_checkpoint_cannot_say_is_not_lost(tmp_path):
+    config = replace(BertConfig.base(20), d_model=8, num_heads=2, d_ff=8, num_layers=1, heads=("span",))
+    model = jax.eval_shape(lambda: Bert(replace(config, head_dropout_rate=0.3), rngs=nnx.Rngs(0)))
+    with pytest.raises(UserError, match=r"head_dropout_rate=0.3 cannot be saved"):
+        save_pretrained(model, tmp_path / "saved")
 
 
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
         ("bert_masked_lm", {"classifier_dropout": 0.5}),
-        ("bert_sequence_classification", {"classifier_dropout": 0.1}),
         ("distilbert_masked_lm", {"seq_classif_dropout": 0.5, "qa_dropout": 0.5}),
         ("gpt2_lm", {"summary_first_dropout": 0.7, "pruned_heads": {}, "is_decoder": None}),
         ("t5_v1_0", {"classifier_dropout": 0.3}),

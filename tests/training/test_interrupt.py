@@ -90,7 +90,8 @@ def test_without_anything_to_save_the_first_signal_stops(number):
 def test_other_signals_stay_with_their_handlers(number):
     handled, rescued = [], []
     reader, writer = os.pipe()
-    os.set_blocking(writer, False)
+    for end in (reader, writer):
+        os.set_blocking(end, False)
     before = signal.signal(number, lambda *_: handled.append(number))
     descriptor = signal.set_wakeup_fd(writer)
     try:

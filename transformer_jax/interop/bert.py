@@ -30,7 +30,6 @@ from transformer_jax.interop.fields import (
     Json,
     optional,
     require,
-    require_equal,
 )
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
@@ -133,13 +132,13 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
 def read_config(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> BertConfig:
     """Our config, where a config.json has the fields of BERT."""
     require_tied(json, heads)
-    if {"classifier", "tagger"} & set(heads):
-        require_equal(json, "classifier_dropout", "hidden_dropout_prob")
+    labelled = {"classifier", "tagger"} & set(heads)
     return BertConfig(
         **our_fields(json, FIELDS),
         max_length=json["max_position_embeddings"] - position_start,
         position_start=position_start,
         heads=heads,
+        head_dropout_rate=json["classifier_dropout"] if labelled else None,
         **labels_of(json, heads),
     )
 
@@ -185,10 +184,16 @@ def write_config(
     require_config(config, prefix, **values)
     if "pooler" in config.heads:
         require_config(config, prefix, pooler_activation=pooler_activation)
+    own_dropout = {}
+    if "classifier_dropout" in fields:
+        if "span" in config.heads:  # which drops nothing there
+            require_config(config, prefix, head_dropout_rate=None)
+        own_dropout["classifier_dropout"] = config.head_dropout_rate
     labels = dict(enumerate(config.label_names or _numbered(config.num_labels or 0)))
     return {
         "architectures": [prefix + _architecture(prefix, config)],
         **their_fields(config, fields),
+        **own_dropout,
         "max_position_embeddings": config.max_length + config.position_start,
         **({"id2label": labels, "label2id": {name: id for id, name in labels.items()}} if labels else {}),
     }

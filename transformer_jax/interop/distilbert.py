@@ -1,11 +1,11 @@
 """DistilBERT checkpoints."""
 
-import warnings
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from transformer_jax.interop.bert import HEADS, heads_of, labels_of, names_of, rename, require_tied, write_config
-from transformer_jax.interop.family import ACTIVATION, Family, blocks, linear, norm, our_fields
+from transformer_jax.interop.family import ACTIVATION, Family, blocks, linear, norm, our_fields, require_config
 from transformer_jax.interop.fields import ID, LAYERS, RATE, SIZE, Field, Json
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
@@ -63,7 +63,6 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
     }
     heads = heads_of("DistilBert", json, found, shown_by)
     require_tied(json, heads)
-    _warn_of_dropout(json, heads)
     return BertConfig(
         **our_fields(json, FIELDS),
         num_types=0,
@@ -71,16 +70,27 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
         norm_epsilon=EPSILON,
         pooler_activation="relu",
         heads=heads,
+        head_dropout_rate=_head_dropout(json, heads),
         **labels_of(json, heads),
     )
 
 
-def _warn_of_dropout(json: Json, heads: tuple[Head, ...]) -> None:
-    """Say of the dropout of a head that it is another one here; its default is, so that most checkpoints say it."""
-    ours = {"seq_classif_dropout": ("classifier", json["dropout"]), "qa_dropout": ("span", 0.0)}
-    for name, (head, rate) in ours.items():
-        if head in heads and json[name] != rate:
-            warnings.warn(f"config.json: {name}={json[name]} is not honoured in training; it is {rate}", stacklevel=5)
+def _head_dropout(json: Json, heads: tuple[Head, ...]) -> float | None:
+    """The dropout of a head that has its own; the tagger has none."""
+    fields: dict[Head, str] = {"classifier": "seq_classif_dropout", "span": "qa_dropout"}
+    return next((json[field] for head, field in fields.items() if head in heads), None)
+
+
+def _write(config: BertConfig) -> dict[str, Any]:
+    if "tagger" in config.heads:
+        require_config(config, "DistilBERT's tagger", head_dropout_rate=None)
+    written = write_config("DistilBert", FIELDS, config, pooler_activation="relu", norm_epsilon=EPSILON)
+    if "classifier" in config.heads:
+        said = config.head_dropout_rate
+        written["seq_classif_dropout"] = config.dropout_rate if said is None else said
+    if "span" in config.heads:
+        written["qa_dropout"] = config.head_dropout_rate or 0.0
+    return written
 
 
 DISTILBERT = Family(
@@ -88,7 +98,7 @@ DISTILBERT = Family(
     FIELDS,
     partial(rename, "distilbert"),
     _read,
-    partial(write_config, "DistilBert", FIELDS, pooler_activation="relu", norm_epsilon=EPSILON),
+    _write,
     _names,
     fixed={"sinusoidal_pos_embds": False},
     aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},

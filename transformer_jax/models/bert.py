@@ -59,7 +59,7 @@ class BertConfig:
     """The position of the first token: 0 in BERT. In RoBERTa the one after pad_id; there padding has pad_id, and only
     tokens are counted."""
     dropout_rate: float
-    """On each sub-layer's output, on the embedded input, and before a classifier."""
+    """On each sub-layer's output and on the embedded input."""
     attention_dropout_rate: float
     """On the attention weights."""
     activation: Activation
@@ -75,6 +75,9 @@ class BertConfig:
     """Labels of the classifier and the tagger,"""
     label_names: tuple[str, ...] = ()
     """and what they are called, if they have names."""
+    head_dropout_rate: float | None = None
+    """On what the classifier, the tagger or the span head reads; None is dropout_rate for the first two, and none for
+    the last."""
     pooler_activation: Literal["tanh", "relu"] = "tanh"
     """tanh in BERT and RoBERTa, relu in DistilBERT."""
     dtype: Precision = "auto"
@@ -87,7 +90,7 @@ class BertConfig:
 
     def __post_init__(self):
         check_sizes(self, "d_model", "num_heads", "d_ff", "num_layers", "max_length", "num_labels")
-        check_rates(self, "dropout_rate", "attention_dropout_rate")
+        check_rates(self, "dropout_rate", "attention_dropout_rate", "head_dropout_rate")
         check_heads(self.d_model, self.num_heads)
         for head in self.heads:
             if head not in get_args(Head):
@@ -212,7 +215,7 @@ class Bert(nnx.Module):
     ) -> Float[Array, "B labels"]:
         """The logits of the label of the whole text."""
         self._check_head("classifier")
-        pooled = dropout(self.pool(x), self.config.dropout_rate, dropout_key)
+        pooled = dropout(self.pool(x), self._head_dropout_rate, dropout_key)
         return self.classifier_output(pooled).astype(jnp.float32)
 
     def tag(
@@ -220,12 +223,17 @@ class Bert(nnx.Module):
     ) -> Float[Array, "B T labels"]:
         """The logits of the label of each token."""
         self._check_head("tagger")
-        return self.tagger_output(dropout(x, self.config.dropout_rate, dropout_key)).astype(jnp.float32)
+        return self.tagger_output(dropout(x, self._head_dropout_rate, dropout_key)).astype(jnp.float32)
 
-    def span(self, x: Float[Array, "B T D"]) -> Float[Array, "B T 2"]:
+    def span(self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, "#B"] | None = None) -> Float[Array, "B T 2"]:
         """The logits of each token to be the first and the last of an answer."""
         self._check_head("span")
-        return self.span_output(x).astype(jnp.float32)
+        return self.span_output(dropout(x, self.config.head_dropout_rate or 0.0, dropout_key)).astype(jnp.float32)
+
+    @property
+    def _head_dropout_rate(self) -> float:
+        said = self.config.head_dropout_rate
+        return self.config.dropout_rate if said is None else said
 
     def _check_head(self, head: Head) -> None:
         if head not in self.config.heads:

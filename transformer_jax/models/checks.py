@@ -18,9 +18,9 @@ def check_sizes(config: Any, *names: str) -> None:
 
 
 def check_rates(config: Any, *names: str) -> None:
-    """Raise unless these are all chances that something may have and still leave the rest."""
+    """Raise unless these are all dropout rates, or None."""
     for name in names:
-        if not 0 <= getattr(config, name) < 1:
+        if getattr(config, name) is not None and not 0 <= getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 0 and below 1; got {getattr(config, name)}")
 
 
