@@ -9,6 +9,9 @@ from pathlib import Path
 if __name__ == "__main__":
     # The imports below take seconds. Ctrl-C ends them as it ends any program, without a stack trace.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+elif __name__ == "__mp_main__":  # a worker process, which leaves signals to the training and ends with it
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 import tyro
 

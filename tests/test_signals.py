@@ -17,7 +17,7 @@ from transformer_jax.training.workdir import Workdir
 ROOT = Path(__file__).parent.parent
 
 
-def begin(workdir, *flags):
+def begin(workdir, *flags, **options):
     return subprocess.Popen(
         [sys.executable, "train.py", *TINY, *flags, "--workdir", str(workdir)],
         cwd=ROOT,
@@ -25,6 +25,7 @@ def begin(workdir, *flags):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **options,
     )
 
 
@@ -80,3 +81,25 @@ def test_two_trainings_in_one_workdir(tmp_path):
         assert third.poll() is None and time.monotonic() < third_starts
     third.kill()
     third.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_leaves_the_workers_to_the_trainer(tmp_path, number):
+    """As Ctrl-C in a terminal and the SIGTERM of a scheduler."""
+    workdir = tmp_path / "run"
+    flags = ("--workers", "1", "--steps", "100000", "--evaluate-every", "50000", "--save-every", "50000")
+    process = begin(workdir, *flags, start_new_session=True)
+    wait_for(workdir / "metrics.jsonl", process)
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err and "leaked" not in err, err
+    assert err.splitlines()[-1] == "stopped and saved; the same command goes on from here"
+    assert [path for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()]
+
+
+def test_a_training_goes_on_when_nobody_reads_its_messages(tmp_path):
+    process = begin(tmp_path / "run")
+    process.stderr.close()
+    out = process.stdout.read()
+    assert process.wait(timeout=200) == 0 and "held-out samples" in out
+    assert (tmp_path / "run" / "attention.png").exists()

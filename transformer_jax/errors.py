@@ -20,5 +20,5 @@ def out_of_space(error: BaseException | None) -> str | None:
         for code in NO_SPACE:
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):
                 return os.strerror(code)
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None

@@ -75,6 +75,11 @@ def test_the_vocabulary_is_sorted_once_at_most(settings, sorts):
     assert program.count("sort[") + program.count("top_k[") == sorts
 
 
+def test_without_a_nucleus_top_k_keeps_k_however_unlikely():
+    kept = filtered(jnp.array([[20.0, 0, 0, 0, -1]]), temperature=1.0, top_k=3, top_p=1.0)
+    assert int(jnp.isfinite(kept).sum()) == 3
+
+
 def test_of_equal_tokens_top_k_keeps_k():
     kept = filtered(jnp.zeros((1, 5)), temperature=1.0, top_k=2, top_p=1.0)
     assert int(jnp.isfinite(kept).sum()) == 2

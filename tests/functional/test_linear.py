@@ -15,6 +15,10 @@ def test_an_id_outside_the_table_is_nan_under_jit_and_never_a_row(dtype):
     np.testing.assert_array_equal(rows[1, :2], table[jnp.array([0, 3])])
 
 
+def test_integers_are_multiplied_too():
+    np.testing.assert_array_equal(F.linear(jnp.arange(3)[None], jnp.eye(3)), [[0, 1, 2]])
+
+
 def test_an_id_outside_the_table_has_no_gradient():
     gradient = jax.grad(lambda table: jnp.nansum(F.embed(table, jnp.array([-1, 1, 7]))))(jnp.ones((4, 3)))
     np.testing.assert_array_equal(gradient, np.eye(4)[1][:, None] * np.ones(3))

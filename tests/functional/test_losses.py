@@ -82,6 +82,12 @@ def test_a_label_outside_the_vocabulary_is_nan_or_not_counted(label, smoothing):
     assert jnp.isfinite(gradient).all() and (gradient[0, 1] == 0).all()
 
 
+@pytest.mark.parametrize(("dtype", "num_classes"), [(jnp.int8, 300), (jnp.int8, 256), (jnp.int16, 70_000)])
+def test_narrow_labels_do_not_wrap(dtype, num_classes):
+    total, _ = jax.jit(F.cross_entropy)(jnp.zeros((1, num_classes)), jnp.array([-1], dtype))
+    assert jnp.isnan(total)
+
+
 @pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf, -jnp.inf])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_what_has_weight_zero_cannot_spoil_a_loss(wrong, dtype):

@@ -336,8 +336,11 @@ def test_what_is_computed_again_gives_the_same_gradients(policy, again_tanh, aga
         return in_again - in_kept
 
     assert (more("tanh"), more("dot_general[")) == (again_tanh, again_dots)
-    # In a scan, barriers that keep what is computed again apart from what was computed before are nothing but a cost.
+    # In a loop, barriers that keep what is computed again apart from what was computed before are nothing but a cost.
     assert "optimization_barrier" not in jax.jit(gradient).lower(again).as_text()
+    # Without a loop, the compiler would merge the two, and all would be kept.
+    unrolled = Stack(Scale, 3, rematerialize=policy, unroll=3, rngs=nnx.Rngs(0))
+    assert "optimization_barrier" in jax.jit(gradient).lower(unrolled).as_text()
 
 
 def test_products_with_a_batch_axis_are_computed_again_where_those_with_weights_are_kept():

@@ -24,6 +24,13 @@ def test_every_stack_is_run_as_the_config_says(config, rematerialize, unroll):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize("value", ["some", True, None])
+def test_an_unknown_policy_is_named(config, value):
+    with pytest.raises(UserError, match=f"rematerialize={value!r} is unknown; choose none, full, dots"):
+        replace(config, rematerialize=value)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 def test_at_least_one_layer_is_compiled(config):
     with pytest.raises(UserError, match="unroll must be at least 1; got 0"):
         replace(config, unroll=0)

@@ -150,3 +150,14 @@ def test_a_record_of_any_source_that_is_no_text_is_named(tmp_path, record, messa
 
 def test_records_that_are_texts_are_encoded(tmp_path):
     assert len(encode(tmp_path / "run", Records([("a", "b"), ("c", "")], allow_empty=True))) == 2
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_an_empty_text_of_any_split_is_named_before_anything_is_trained(tmp_path, split):
+    paths = {}
+    for name in ("train", "valid", "test"):
+        paths[name] = tmp_path / f"{name}.tsv"
+        paths[name].write_text("a\tb\nc\td\n" if name != split else "a\tb\nc\t\n")
+    with pytest.raises(UserError, match=rf"{split}\.tsv, line 2 has an empty target"):
+        encode(tmp_path / "run", Files(**paths))
+    assert len(encode(tmp_path / "run", Files(**paths, allow_empty=True))) == 2

@@ -47,13 +47,11 @@ class _Output(io.FileIO):
 
 
 class _Messages(io.FileIO):
-    """Standard error. What it has no room for is lost: nobody could be told, and a training goes on without."""
+    """Standard error. What nobody takes in is lost: nobody could be told, and a training goes on without."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
-            raise
         except OSError:
             return len(data)
 

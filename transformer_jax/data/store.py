@@ -1,13 +1,13 @@
 """Encoded examples one after the other in flat arrays, in memory or mapped from disk."""
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from transformer_jax.atomic import atomic
 from transformer_jax.data.source import Lazy
 from transformer_jax.errors import UserError
 
@@ -45,21 +45,20 @@ class Store(Lazy[Example]):
         """Write the examples to a new folder, part by part, all or nothing, and open it."""
         dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
         high = min(np.iinfo(dtype).max, INT32.max)
-        unfinished = path.with_name(f"{path.name}.partial")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         totals: dict[str, int] = {}
         count = 0
-        for examples in filter(len, parts):
-            part = cls._of(examples, low=0, high=high, first=count)
-            count += len(part)
-            for name in part.ids:
-                total = totals.get(name, 0)
-                _append(unfinished / f"{name}.ids", part.ids[name].astype(dtype))
-                _append(unfinished / f"{name}.ends", part.ends[name].astype(np.int64) + total)
-                totals[name] = total + int(part.ends[name][-1])
-        (unfinished / "store.json").write_text(json.dumps({"names": list(totals), "dtype": dtype.__name__}))
-        unfinished.replace(path)
+        with atomic(path) as unfinished:
+            unfinished.mkdir()
+            for examples in filter(len, parts):
+                part = cls._of(examples, low=0, high=high, first=count)
+                count += len(part)
+                for name in part.ids:
+                    total = totals.get(name, 0)
+                    _append(unfinished / f"{name}.ids", part.ids[name].astype(dtype))
+                    _append(unfinished / f"{name}.ends", part.ends[name].astype(np.int64) + total)
+                    totals[name] = total + int(part.ends[name][-1])
+            (unfinished / "store.json").write_text(json.dumps({"names": list(totals), "dtype": dtype.__name__}))
         return cls.open(path)
 
     @classmethod

@@ -88,7 +88,8 @@ def filtered(
     ranked, _ = jax.lax.top_k(logits, top_k)
     probabilities = jax.nn.softmax(ranked, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    count = jnp.sum(before < top_p, axis=-1, keepdims=True)
+    # All of them where nothing is asked for: a sum of probabilities may be rounded to 1 before the last.
+    count = jnp.sum((before < top_p) | (top_p == 1), axis=-1, keepdims=True)
     least = jnp.take_along_axis(ranked, count - 1, axis=-1)
     # Of tokens that are as likely as the least likely that is kept, the first ones.
     above, equal = logits > least, logits == least

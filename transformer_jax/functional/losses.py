@@ -17,8 +17,8 @@ def cross_entropy(
     The target q is (1 - e) at the label plus e / V everywhere (Szegedy et al. 2016), so that
     H = logsumexp(x) - (1 - e) x_label - e mean(x): no array of log-probabilities is made.
 
-    A position of weight 0 adds nothing to the loss nor to a gradient, whatever its logits and label are: its label may
-    be -100, as in other packages. Elsewhere a label outside 0..V-1 makes the loss NaN.
+    A position of weight 0 adds nothing to the loss, and the gradient of its logits is zero, whatever they and the label
+    are: the label may be -100, as in other packages. Elsewhere a label outside 0..V-1 makes the loss NaN.
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     if weights is not None:
@@ -35,5 +35,6 @@ def cross_entropy(
 
 def _pick(logits: Float[Array, "*shape V"], labels: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The logit of each label; NaN for one outside 0..V-1, also for a negative one, which an index would wrap."""
+    labels = labels.astype(jnp.int32)  # a narrower one cannot hold the number of classes
     inside = jnp.where(labels < 0, logits.shape[-1], labels)
     return jnp.take_along_axis(logits, inside[..., None], axis=-1, mode="fill", fill_value=jnp.nan)[..., 0]

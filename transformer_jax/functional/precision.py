@@ -11,6 +11,6 @@ def matmul_precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
     unless JAX has been told otherwise, with `jax.default_matmul_precision`: then that holds.
     """
     told = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    if told is None and jnp.finfo(dtype).bits >= 32:
+    if told is None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 32:
         return jax.lax.Precision.HIGHEST
     return None

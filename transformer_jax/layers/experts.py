@@ -23,8 +23,9 @@ class ExpertsConfig:
     num_chosen: int = 2
     """Experts that each token uses."""
     capacity_factor: float | None = None
-    """Tokens that an expert of an encoder takes, as a multiple of an even share; None takes all. With a limit, whether
-    a token finds room depends on those after it, so there is none in a decoder."""
+    """Tokens that an expert of an encoder takes, as a multiple of an even share; None takes all, and computes every
+    token by every expert. With a limit, whether a token finds room depends on those after it, so that a decoder has
+    none."""
     balance_weight: float = 0.01
     """Weight in the loss of how unevenly the experts are used (Fedus et al. 2021)."""
     logit_weight: float = 0.001

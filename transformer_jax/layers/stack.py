@@ -1,7 +1,7 @@
 """A stack of equal layers: parameters with a leading layer axis, run by one scan, compiled once whatever the depth."""
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,8 @@ class Stack(nnx.Module, Generic[BlockType]):
         unroll: int = 1,
         rngs: nnx.Rngs,
     ):
-        if rematerialize not in ("none", *_POLICIES):
-            raise ValueError(f"rematerialize={rematerialize!r} is unknown; choose none, {', '.join(_POLICIES)}")
+        if rematerialize not in get_args(Rematerialize):
+            raise ValueError(f"rematerialize={rematerialize!r} is unknown; choose {', '.join(get_args(Rematerialize))}")
         keys = jax.random.split(rngs.params(), num_layers)
         blocks = jax.vmap(lambda key: make_block(nnx.Rngs(key)))(keys)
         self.blocks: BlockType = jax.tree.map(_name_layer_axis, blocks, is_leaf=is_parameter)
@@ -77,8 +77,9 @@ class Stack(nnx.Module, Generic[BlockType]):
             return _constrain(x), out
 
         if self.rematerialize != "none":
-            # Inside a scan nothing can be merged across its iterations: the barriers against it would only cost.
-            step = jax.checkpoint(step, prevent_cse=False, policy=_POLICIES[self.rematerialize])
+            # Inside a loop nothing can be merged with what was computed before it: barriers against it would only cost.
+            is_loop = self.unroll < self.num_layers
+            step = jax.checkpoint(step, prevent_cse=not is_loop, policy=_POLICIES[self.rematerialize])
         keys = split(dropout_key, self.num_layers)
         stacked = None if dropout_key is None else jnp.stack(keys)  # type: ignore[arg-type]
         return jax.lax.scan(step, _constrain(x), (self.blocks, per_layer, stacked), unroll=self.unroll)

@@ -1,6 +1,6 @@
 """What a config must keep to, whatever the architecture."""
 
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,15 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from transformer_jax.errors import UserError
+from transformer_jax.layers.stack import Rematerialize
 
 
 def check_sizes(config: Any, *names: str) -> None:
-    """Raise unless these, and `unroll`, are all at least 1, or None."""
+    """Raise unless these, and `unroll`, are all at least 1, or None; and on an unknown `rematerialize`."""
+    if config.rematerialize not in get_args(Rematerialize):
+        raise UserError(
+            f"rematerialize={config.rematerialize!r} is unknown; choose {', '.join(get_args(Rematerialize))}"
+        )
     for name in (*names, "unroll"):
         if getattr(config, name) is not None and getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1; got {getattr(config, name)}")

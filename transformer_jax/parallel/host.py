@@ -16,6 +16,9 @@ from transformer_jax.errors import out_of_space
 NOISE = ("Given directory is read only",)
 """How warnings begin that say nothing new: Orbax warns when it is asked to only read."""
 
+TRACKER_NOISE = "ignore:resource_tracker"
+"""The process that frees memory which workers share warns when a stopped training has left that to it."""
+
 
 def prepare_host() -> None:
     """Give simulated devices enough threads, on CPU let the process keep the memory it has freed, and quiet noise."""
@@ -24,6 +27,8 @@ def prepare_host() -> None:
         _keep_freed_memory()
     logging.getLogger("absl").addFilter(_is_news)
     logging.getLogger("asyncio").addFilter(_is_news)
+    if TRACKER_NOISE not in sys.warnoptions:
+        sys.warnoptions.append(TRACKER_NOISE)
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _print_unraisable
 

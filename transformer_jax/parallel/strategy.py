@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from transformer_jax.errors import UserError
+
 StrategyName = Literal["auto", "jit", "pmap"]
 Batch = Mapping[str, np.ndarray]
 
@@ -25,6 +27,10 @@ class Strategy:
     @classmethod
     def choose(cls, name: StrategyName) -> "Strategy":
         """The strategy of that name; `auto` is pmap where there are several devices."""
+        if jax.process_count() > 1:
+            raise UserError(
+                f"there are {jax.process_count()} processes; a run takes one, with all devices of a machine"
+            )
         count = jax.local_device_count()
         return cls(count, "data") if name == "pmap" or (name == "auto" and count > 1) else cls(1, None)
 

@@ -4,8 +4,10 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from absl import flags
 
 from transformer_jax.atomic import atomic
 from transformer_jax.data import Batches, Tokenizer
-from transformer_jax.data.source import Checked
+from transformer_jax.data.source import Checked, Split
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import Task
@@ -41,7 +43,7 @@ def load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
         return Tokenizer.load(workdir.tokenizer_file, config.tokenizer)
     if config.tokenizer.path is not None:
         return Tokenizer.load(config.tokenizer.path, config.tokenizer, tags=config.data.tags())
-    records = _training_records(config)
+    records = _records(config, "train")
     step = -(-len(records) // config.tokenizer.max_records) or 1
     texts = (
         text
@@ -53,7 +55,7 @@ def load_or_train_tokenizer(workdir: Workdir, config: Config) -> Tokenizer:
 
 def load_or_encode(workdir: Workdir, config: Config, task: Task) -> Store:
     """The encoded training set: mapped from the workdir, where it is written first if it is not there."""
-    records = _training_records(config)
+    records = _records(config, "train")
     mark, path = fingerprint(records, config.data.files()), workdir.examples
     if workdir.examples_mark.exists():
         if workdir.examples_mark.read_text() != mark:
@@ -68,6 +70,9 @@ def load_or_encode(workdir: Workdir, config: Config, task: Task) -> Store:
         return Store.open(path)
     if not len(records):
         raise UserError("the train split is empty")
+    for split in ("valid", "test"):  # now, rather than at the first evaluation
+        for _ in watch(_records(config, split), f"reading the {split} split"):
+            pass
     store = Store.write(path, _encoded(records, task), vocab_size=task.tokenizer.vocab_size)
     task.tokenizer.warn_if_unknown(store.ids.values(), "columns of the training set", share=0.1)
     return store
@@ -88,7 +93,10 @@ def ahead_of_time(batches: Batches, first: int, end: int, workers: int) -> Itera
 
 
 def end_with_parent(index: int, count: int) -> None:
-    """In a worker process: end it as soon as the process that started it is gone, killed without warning or not.
+    """In a worker process: end it as soon as the process that started it is gone, and for no other reason.
+
+    Ctrl-C in a terminal, and the SIGTERM of many schedulers, go to all processes at once. Here they are left to the
+    trainer, which still needs batches while it finishes its step and saves.
 
     The kernel closes the pipe behind `parent_process` when the parent dies, also if that was before this call. Linux's
     PR_SET_PDEATHSIG would do worse: it goes by the thread that started the worker, and Grain's ends early.
@@ -100,11 +108,14 @@ def end_with_parent(index: int, count: int) -> None:
             os._exit(1)  # without the clean-up of multiprocessing, which waits for the parent to read what was made
 
     threading.Thread(target=wait, daemon=True).start()
+    with suppress(ValueError):  # not in the main thread: then the signals do not come here
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
-def _training_records(config: Config) -> Sequence[Any]:
-    """The records of train, of which each is checked when it is read, by whatever source it is given."""
-    return Checked(config.data.split("train"), config.task.fields, f"{type(config.data).__name__}, train")
+def _records(config: Config, split: Split) -> Sequence[Any]:
+    """The records of a split, of which each is checked when it is read, by whatever source it is given."""
+    return Checked(config.data.split(split), config.task.fields, f"{type(config.data).__name__}, {split}")
 
 
 def _digest(path: Path) -> str:

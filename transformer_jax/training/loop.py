@@ -100,9 +100,11 @@ class _Loop:
             try:
                 self.train()
                 self.evaluate("test")
-            except Interrupted:
-                self.save()
-                raise
+            except Exception as error:
+                if not self._interrupt.requested:
+                    raise
+                self.save()  # also where another error came of the signal, to a worker process for one
+                raise Interrupted from error
 
     def train(self) -> None:
         config, strategy = self.run.config, self.run.strategy

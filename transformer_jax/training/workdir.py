@@ -11,7 +11,10 @@ from transformer_jax.errors import UserError
 from transformer_jax.training.config import Config, from_json, to_json
 from transformer_jax.training.lock import NAME as LOCK
 
-FREE = ("steps", "strategy", "evaluate_every", "save_every", "log_every", "keep", "workers", "workdir")
+FREE = (
+    *("steps", "strategy", "evaluate_every", "save_every", "log_every", "keep", "workers", "workdir"),
+    "data.allow_empty",
+)
 """Fields that change no number of the training: a run may go on with others."""
 
 UNDECIDED = {"model.vocab_size": None, "model.pad_id": None, "model.dtype": "auto", "optimizer.total_steps": None}
