@@ -19,7 +19,9 @@ Command = (
     | Annotated[Generate, tyro.conf.subcommand("generate")]
     | Annotated[Attention, tyro.conf.subcommand("attention")]
     | Annotated[Convert, tyro.conf.subcommand("convert")]
-    | Annotated[Checkpoints, tyro.conf.subcommand("checkpoints")]
+    | Annotated[
+        Checkpoints, tyro.conf.subcommand("checkpoints", description="List the checkpoints of a run, or average them.")
+    ]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )
 
