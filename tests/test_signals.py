@@ -103,3 +103,14 @@ def test_a_training_goes_on_when_nobody_reads_its_messages(tmp_path):
     out = process.stdout.read()
     assert process.wait(timeout=200) == 0 and "held-out samples" in out
     assert (tmp_path / "run" / "attention.png").exists()
+
+
+def test_a_signal_to_workers_that_are_starting_says_nothing(tmp_path):
+    process = begin(tmp_path / "run", "--workers", "2", "--steps", "100000", start_new_session=True)
+    while subprocess.run(["pgrep", "-g", str(process.pid)], stdout=subprocess.PIPE).stdout.count(b"\n") < 4:
+        assert process.poll() is None
+        time.sleep(0.1)
+    time.sleep(1.0)  # the workers are importing now
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err and "leaked" not in err, err
