@@ -72,7 +72,7 @@ def test_a_file_that_no_system_can_have_is_not_there(tmp_path, name):
         ('{"weight_map": {"\\ud800": "1.safetensors"}}', "surrogates not allowed"),
         ('{"weight_map": {"a": "1"}, "metadata": {"total_size": NaN}}', "its JSON has NaN"),
         ('{"weight_map": {"a": "1"}, "metadata": {"total_size": ' + "9" * 5000 + "}}", "digits"),
-        ('{"weight_map": {"a": ' + '{"a":' * 9000, "nested too deeply"),
+        ('{"weight_map": {"a": ' + '{"a":' * 90_000, "nested too deeply"),
         ('{"weight_map": {"a": ["1"]}}', "no weight_map from names to files"),
         (b"\xff\xfe{\0}\0", "decode"),
         ('{"weight_map": {"a": "1"}}'.encode("utf-16"), "decode"),
