@@ -65,8 +65,9 @@ def test_out_and_back_are_the_same_weights_and_the_same_text(run, tmp_path, comm
             patch.setattr(sys, "stdin", stream)
             return command("generate", path, "--temperature", 0, "--new-tokens", 5)
 
-    code, (out, error) = generated(tmp_path / "back")
+    (code, (out, error)), (_, (original, _)) = generated(tmp_path / "back"), generated(run)
     assert code == 0 and out.count("\n") == 1, error
+    assert out == original
 
 
 def test_special_ids_go_out_and_come_back(run, tmp_path, command):
