@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders
 
+from transformer_jax.atomic import atomic
 from transformer_jax.data.allowed_tokens import with_allowed
 from transformer_jax.data.tokenizer_config import TokenizerConfig
 from transformer_jax.data.tokenizer_training import learn
@@ -85,9 +86,8 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write `tokenizer.json`, all or nothing."""
-        partial = path.with_suffix(".partial")
-        self._tokenizer.save(str(partial))
-        partial.replace(path)
+        with atomic(path) as unfinished:
+            self._tokenizer.save(str(unfinished))
 
     @cached_property
     def vocab_size(self) -> int:

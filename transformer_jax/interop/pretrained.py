@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 from flax import nnx
 
+from transformer_jax.atomic import atomic
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.interop.bert import BERT
@@ -165,9 +165,8 @@ def save_pretrained(
 def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
     text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
     try:
-        with TemporaryDirectory(dir=path.parent, prefix=".partial-") as partial:
-            Path(partial, path.name).write_text(text, encoding="utf-8")
-            Path(partial, path.name).replace(path)
+        with atomic(path) as unfinished:
+            unfinished.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error}") from error
 
