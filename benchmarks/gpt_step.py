@@ -29,7 +29,6 @@ def make_jax_step() -> Callable[[], None]:
     from flax import nnx
 
     from transformer_jax.functional import cross_entropy
-    from transformer_jax.models import make_model
     from transformer_jax.training import TrainState, make_train_step
 
     config = runpy.run_path(str(Path(__file__).parent.parent / "configs" / "gpt_text.py"))["config"]
@@ -40,7 +39,7 @@ def make_jax_step() -> Callable[[], None]:
         return cross_entropy(logits, batch["text"][:, 1:], batch["segments"][:, 1:] > 0)
 
     step = jax.jit(make_train_step(loss, optimizer), donate_argnums=0)
-    model = make_model(replace(config.model, vocab_size=VOCAB, dtype="float32"), rngs=nnx.Rngs(0))
+    model = replace(config.model, vocab_size=VOCAB, dtype="float32").build(nnx.Rngs(0))
     state = TrainState.create(model, optimizer, jax.random.key(0))
     batch = {
         "text": np.random.default_rng(0).integers(0, VOCAB, (ROWS, LENGTH + 1), np.int32),

@@ -30,19 +30,20 @@ def main() -> None:
 
 
 def measure(workdir: Path) -> None:
-    import train
+    from transformer_jax.commands.train import parse_config
     from transformer_jax.data import Batches
     from transformer_jax.training import Run, make_train_step
-    from transformer_jax.training.inputs import ahead_of_time
+    from transformer_jax.training.examples import training_examples
+    from transformer_jax.training.prefetch import ahead_of_time
 
-    config = replace(train.parse(sys.argv[1:]), workdir=workdir)
+    config = replace(parse_config(sys.argv[1:], "input_pipeline.py"), workdir=workdir)
     start = time.perf_counter()
     run = Run.begin(config)
     trained = time.perf_counter()
-    examples = run.examples()
+    examples = training_examples(run.workdir, run.config, run.task)
     tokens = int(examples.lengths.sum())
     encoded = time.perf_counter() - trained
-    layout = run.task.layout(examples)
+    layout = run.task.layout(examples, training=True)
     batches = Batches(layout, seed=config.seed, multiple=run.strategy.num_devices)
     print(f"tokenizer in {trained - start:.1f} s; {len(examples):,} examples read and encoded in {encoded:.1f} s")
     shapes = len(layout.buckets)
@@ -53,20 +54,20 @@ def measure(workdir: Path) -> None:
     fed = ahead_of_time(batches, 0, 10**9, config.workers)
     consumed = ahead_of_time(batches, 0, 10**9, config.workers)
     for batch in islice(consumed, 3 * len(layout.buckets)):  # until every shape is compiled
-        state, figures = step(state, batch)
-    float(figures["loss"])
+        state, metrics = step(state, batch)
+    float(metrics["loss"])
 
     speeds: dict[str, list[float]] = {"pipeline": [], "model": []}
     for _ in range(TURNS):
         start, count = time.perf_counter(), 0
         for batch in islice(fed, BATCHES_A_TURN):
-            count += real_tokens(batch, run.task.tokenizer.pad_id)
+            count += real_tokens(batch, run.processor.pad_id)
         speeds["pipeline"].append(count / (time.perf_counter() - start))
         start, count = time.perf_counter(), 0
         for batch in islice(consumed, STEPS_A_TURN):
-            state, figures = step(state, batch)
-            count += real_tokens(batch, run.task.tokenizer.pad_id)
-        float(figures["loss"])
+            state, metrics = step(state, batch)
+            count += real_tokens(batch, run.processor.pad_id)
+        float(metrics["loss"])
         speeds["model"].append(count / (time.perf_counter() - start))
     for name, turns in speeds.items():
         print(f"{name:8} {statistics.median(turns):12,.0f} tokens/s (lowest turn {min(turns):,.0f})")

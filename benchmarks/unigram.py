@@ -16,7 +16,7 @@ from transformer_jax.training.metrics import read_metrics
 
 def unigram_entropy(run: Run) -> float:
     """Nats per token of the validation text."""
-    tokenizer, data = run.task.tokenizer, run.config.data
+    tokenizer, data = run.processor, run.config.data
     counts = np.ones(tokenizer.vocab_size)
     for document in data.split("train"):
         np.add.at(counts, np.asarray(tokenizer.encode([document["text"]])[0], int), 1)

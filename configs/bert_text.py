@@ -24,7 +24,7 @@ config = Config(
     ),
     data=Text(),
     task=MaskedLMConfig(whole_words=True),
-    tokenizer=TokenizerConfig(
+    processor=TokenizerConfig(
         kind="wordpiece", vocab_size=4_000, pad="[PAD]", begin="[CLS]", end="[SEP]", unknown="[UNK]"
     ),
     batching=BatchingConfig(rows=32),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from transformer_jax.data import BatchingConfig, Dates, TokenizerConfig
 from transformer_jax.models import TransformerConfig
-from transformer_jax.tasks import TranslationConfig
+from transformer_jax.tasks import BeamSearchConfig, TranslationConfig
 from transformer_jax.training import Config, OptimizerConfig
 
 config = Config(
@@ -19,10 +19,11 @@ config = Config(
         max_length=128,
     ),
     data=Dates(train_size=60_000),
-    tokenizer=TokenizerConfig(vocab_size=512, max_records=10_000),
+    processor=TokenizerConfig(vocab_size=512, max_records=10_000),
     batching=BatchingConfig(tokens=1024, pack_length=32),
     optimizer=OptimizerConfig(schedule="linear", peak=2e-3, warmup_steps=200),
-    task=TranslationConfig(label_smoothing=0.0, num_beams=1),  # a source has one translation
+    # A source has one translation.
+    task=TranslationConfig(label_smoothing=0.0, decoding=BeamSearchConfig(num_beams=1)),
     steps=1500,
     evaluate_every=1000,
     save_every=500,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from transformer_jax.data import BatchingConfig, Text, TokenizerConfig
 from transformer_jax.models import GPTConfig
-from transformer_jax.tasks import CausalLMConfig
+from transformer_jax.tasks import CausalLMConfig, SamplingConfig
 from transformer_jax.training import Config, OptimizerConfig
 
 config = Config(
@@ -24,8 +24,8 @@ config = Config(
         unroll=4,
     ),
     data=Text(),
-    task=CausalLMConfig(separate=False, temperature=0.8),
-    tokenizer=TokenizerConfig(kind="characters", vocab_size=10_000),
+    task=CausalLMConfig(separate=False, decoding=SamplingConfig(temperature=0.8)),
+    processor=TokenizerConfig(kind="characters", vocab_size=10_000),
     batching=BatchingConfig(rows=12),
     optimizer=OptimizerConfig(
         schedule="cosine", peak=3e-3, warmup_steps=100, beta2=0.99, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0

@@ -20,7 +20,7 @@ config = Config(
     ).v1_1(d_ff=256),
     data=Text(),
     task=DenoisingConfig(),
-    tokenizer=TokenizerConfig(kind="unigram", vocab_size=4_000),
+    processor=TokenizerConfig(kind="unigram", vocab_size=4_000),
     batching=BatchingConfig(rows=32),
     optimizer=OptimizerConfig(
         schedule="linear", peak=2e-3, warmup_steps=300, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0

@@ -25,7 +25,7 @@ config = Config(
         max_length=256,
     ),
     data=Files(),
-    tokenizer=TokenizerConfig(kind="byte_bpe", vocab_size=8_000),
+    processor=TokenizerConfig(kind="byte_bpe", vocab_size=8_000),
     batching=BatchingConfig(tokens=2048, pack_length=64),
     optimizer=OptimizerConfig(schedule="linear", peak=1e-3, warmup_steps=500),
     steps=10_000,

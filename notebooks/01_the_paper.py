@@ -36,7 +36,7 @@ from transformer_jax.visualize import AttentionPanel, attention_figure, position
 #
 # $$\mathrm{softmax}(x)_i = \frac{e^{x_i}}{\sum_j e^{x_j}}$$
 #
-# The largest logit is subtracted first, so nothing overflows. With a mask the sum runs over the allowed places; where
+# The largest logit is subtracted first, so nothing overflows. With a mask the sum runs over what is allowed; where
 # none is allowed, the result is zero, and so is its gradient: no NaN to be found a thousand steps later.
 
 # %%
@@ -215,7 +215,8 @@ texts = [
     for text in ("Tuesday, March 4, 2025", "3:04 PM", "1,234.5", "12 kilometers")
     for language in config.data.languages
 ]
-for text, translation in zip(texts, run.task.complete(state.model, texts, run.strategy), strict=True):
+predictor = run.predictor(state.model)
+for text, translation in zip(texts, run.task.write(texts, predictor), strict=True):
     print(f"{text:30} {translation}")
 
 # %% [markdown]
@@ -226,7 +227,7 @@ for text, translation in zip(texts, run.task.complete(state.model, texts, run.st
 
 # %%
 source = "<ja> Tuesday, March 4, 2025"
-(target,) = run.task.complete(state.model, [source], run.strategy)
+(target,) = run.task.write([source], predictor)
 (example,) = run.task.encode([{"source": source, "target": target}])
 source_ids, target_ids = jnp.array([example["source"]]), jnp.array([example["target"]])
 weights = jax.jit(tj.models.Transformer.attention)(state.model, source_ids, target_ids[:, :-1])

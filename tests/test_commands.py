@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import train
-from transformer_jax.__main__ import main
+import transformer_jax
+from transformer_jax.__main__ import _main as main
 from transformer_jax.commands.errors import user_errors
-from transformer_jax.commands.train import train_and_show
+from transformer_jax.commands.train import parse_config, train_and_show
+from transformer_jax.tasks import Predictor
 
 ROOT = Path(__file__).parent.parent
 TINY = [
@@ -27,7 +28,7 @@ TINY = [
 
 def run_training(*flags):
     with user_errors():
-        train_and_show(train.parse(list(flags)))
+        train_and_show(parse_config(list(flags), "train.py"))
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +77,13 @@ def test_an_evaluation_that_was_cut_short_is_made_up_for(workdir, tmp_path):
     assert (copy / "metrics.jsonl").read_text() == "".join(lines)
 
 
-def test_evaluate_prints_the_figures_of_the_run(workdir, command):
+def test_evaluate_prints_the_metrics_of_the_run(workdir, command):
     code, out, _ = command("evaluate", workdir)
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     (expected,) = [line for line in lines if line["split"] == "test"]
-    figures = json.loads(out)
+    metrics = json.loads(out)
     assert code == 0
-    assert figures == {**expected, "examples": 7}
+    assert metrics == {**expected, "examples": 7}
 
 
 def test_generate_gives_one_line_for_each(workdir, command):
@@ -154,7 +155,7 @@ def test_changed_data_are_noticed(tmp_path, capsys):
     config = str(ROOT / "configs" / "translate_files.py")
     flags = [config, "--data.train", *map(str, pair), "--model.d-model", "16", "--model.num-heads", "2"]
     flags += ["--model.d-ff", "16", "--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"]
-    flags += ["--tokenizer.vocab-size", "300", "--task.num-beams", "1", "--steps", "1", "--strategy", "jit"]
+    flags += ["--processor.vocab-size", "300", "--task.decoding.num-beams", "1", "--steps", "1", "--strategy", "jit"]
     flags += ["--workdir", str(tmp_path / "run")]
     run_training(*flags)
     pair[1].write_text("".join(f"{n} other words\n" for n in range(9)))
@@ -173,10 +174,14 @@ def mistakes(workdir):
         ("attention", str(workdir), "x", "--layer", "2"): "error: layer=2 is not one of the model's 2 (0 to 1)",
         ("attention", str(workdir), "x" * 999): "tokens; the model reads at most 128",
         ("generate", str(workdir), "--num-beams", "0"): "error: num_beams must be at least 1; got 0",
+        ("evaluate", str(workdir), "--examples", "0"): "error: examples must be at least 1; got 0",
+        ("train", "dates", "--optimizer.layer-decay", "2"): "error: layer_decay must be over 0 and at most 1; got 2.0",
+        ("train", "dates", "--task.decoding.num-beams", "0"): "error: num_beams must be at least 1; got 0",
+        ("train", "classify", "--steps", "0"): "error: steps must be at least 1; got 0",
     }
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(11))
 def test_mistakes_give_one_clear_line(workdir, command, number):
     arguments, message = list(mistakes(workdir).items())[number]
     code, out, err = command(*arguments)
@@ -223,7 +228,95 @@ def test_an_unknown_flag_suggests_the_nearest(flag, nearest, capsys):
     assert nearest in capsys.readouterr().err
 
 
+def test_evaluate_takes_so_many_examples_and_other_settings(workdir, command):
+    code, out, err = command("evaluate", workdir, "--examples", "3", "--num-beams", "1", "--data.test-size", "5")
+    assert code == 0 and json.loads(out)["examples"] == 3, err
+    code, out, err = command("evaluate", workdir, "--split", "valid", "--data.valid-size", "2")
+    assert code == 0 and (json.loads(out)["examples"], json.loads(out)["split"]) == (2, "valid"), err
+
+
+def test_the_validation_set_is_evaluated_on_in_part_and_the_test_set_whole(workdir, tmp_path, monkeypatch):
+    counts = []
+    evaluate = Predictor.evaluate
+
+    def counted(self, records, *, examples, limit):
+        counts.append((len(examples), len(records), limit))
+        return evaluate(self, records, examples=examples, limit=limit)
+
+    monkeypatch.setattr(Predictor, "evaluate", counted)
+    run_training(*TINY, "--evaluate-examples", "2", "--workdir", str(tmp_path / "run"))
+    assert counts == [(2, 2, 2), (7, 7, None)]
+
+
+def test_a_config_is_found_by_its_name_or_its_path(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    by_name, by_path = (parse_config([name], "x") for name in ("dates", str(ROOT / "configs" / "dates.py")))
+    assert by_name == by_path == parse_config([], "x") and by_name.workdir == Path("runs/dates")
+    code, out, err = command("train", "date")
+    assert (code, out, err) == (1, "", "error: there is no config 'date'; did you mean dates?\n")
+    code, _, err = command("train", "zzz")
+    assert code == 1 and err.startswith("error: there is no config 'zzz'; give the path of a file, or one of answer, ")
+    code, _, err = command("train", "configs/zzz.py")
+    assert (code, err) == (1, "error: config file configs/zzz.py does not exist\n")
+
+
+def test_an_unknown_command_suggests_the_nearest(command):
+    prog = "transformer_jax"
+    assert command("evalute")[::2] == (1, f"error: 'evalute' is not a command of {prog}; did you mean evaluate?\n")
+    code, _, err = command("zzz")
+    assert code == 1 and err.startswith(f"error: 'zzz' is not a command of {prog}; use one of train, evaluate, ")
+    code, _, err = command("checkpoints", "lst")
+    assert (code, err) == (1, f"error: 'lst' is not a command of {prog} checkpoints; did you mean list?\n")
+    code, out, _ = command("--help")
+    assert code == 0 and all(f"\n  {name} " in out for name in ("train", "generate", "convert", "doctor"))
+    assert command()[:2] == (code, out)
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "attention", "convert", "checkpoints", "doctor"])
+def test_every_command_explains_itself(command, name):
+    code, out, _ = command(name, "--help")
+    assert code == 0 and "usage: transformer_jax " + name in out
+
+
 def test_another_config_in_the_same_workdir_is_refused(workdir, capsys):
     with pytest.raises(SystemExit):
         run_training(*TINY, "--model.d-ff", "64", "--workdir", str(workdir))
     assert "was begun with model.d_ff=32 but 64 is asked for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model.d-model", "64"], "--model.d-model has no effect with --init-from"),
+        (["--processor.kind", "bytes"], "--processor.kind has no effect with --init-from"),
+        (["--model.num-labels", "3"], "--model.num-labels has no effect: ClassificationConfig sets it"),
+    ],
+)
+def test_a_flag_that_would_change_nothing_is_an_error(command, flags, message):
+    code, _, err = command("train", "classify", "--init-from", "bert", *flags)
+    assert code == 1 and message in err and err.count("\n") == 1
+
+
+def test_flags_that_change_no_weight_go_with_a_checkpoint():
+    flags = [
+        "--init-from",
+        "bert",
+        "--model.dropout-rate",
+        "0.2",
+        "--processor.path",
+        "x.json",
+        "--processor.pad",
+        "[P]",
+    ]
+    config = parse_config(["classify", *flags], "train.py")
+    assert config.model.dropout_rate == 0.2 and config.processor.pad == "[P]"
+
+
+def test_the_version_is_told(command):
+    code, out, _ = command("--version")
+    assert (code, out) == (0, f"transformer_jax {transformer_jax.__version__}\n")
+
+
+def test_parameters_are_read_in_the_type_that_is_asked_for(workdir, command):
+    losses = [json.loads(command("evaluate", workdir, *flags)[1])["loss"] for flags in ((), ("--dtype", "bfloat16"))]
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.02)

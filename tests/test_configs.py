@@ -1,13 +1,13 @@
 """Every config trains for two steps at a tiny size."""
 
+import json
 import math
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-import train
-from transformer_jax.commands.train import train_and_show
+from transformer_jax.commands.train import parse_config, train_and_show
 from transformer_jax.training.metrics import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -19,11 +19,12 @@ TWO_STACKS = ["--model.num-encoder-layers", "1", "--model.num-decoder-layers", "
 TRANSLATION = [
     *TWO_STACKS,
     *("--batching.tokens", "64", "--batching.num-buckets", "1", "--batching.pack-length", "32"),
-    *("--task.extra-length", "4"),
+    *("--task.decoding.extra-length", "4"),
 ]
 TEXT = ["--batching.rows", "4", "--model.max-length", "24"]
+LABELLED = [*TEXT, "--model.num-layers", "1", "--processor.vocab-size", "100"]
 DATES = ["--data.train-size", "50", "--data.valid-size", "3", "--data.test-size", "3"]
-WMT = ["--model.vocab-size", "300", "--tokenizer.vocab-size", "300", "--model.max-length", "32"]
+WMT = ["--model.vocab-size", "300", "--processor.vocab-size", "300", "--model.max-length", "32"]
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +74,57 @@ def text(tmp_path_factory):
     return ["--data.train", str(folder / "a.txt"), "--data.document", "paragraph"]
 
 
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """Records with a label, a tag for each word, and a question with its answer."""
+    path = tmp_path_factory.mktemp("labelled") / "records.jsonl"
+    records = []
+    for n in range(60):
+        name = ("Anna", "Otto", "Léa")[n % 3]
+        records.append(
+            {
+                "text": f"{name} has {n} doors".split(),
+                "tags": ["B-PER", "O", "O", "O"],
+                "review": f"{n} doors are {'good' if n % 2 else 'bad'}",
+                "label": "good" if n % 2 else "bad",
+                "question": "Who has doors?",
+                "passage": f"{name} has {n} doors.",
+                "answer": name,
+            }
+        )
+    path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    return ["--data.train", str(path)]
+
+
 CONFIGS = {
     "dates.py": lambda fixture: [*TRANSLATION, *DATES],
-    "translate_files.py": lambda fixture: [*TRANSLATION, "--tokenizer.vocab-size", "300", *fixture("files")],
+    "translate_files.py": lambda fixture: [*TRANSLATION, "--processor.vocab-size", "300", *fixture("files")],
     "wmt14_base.py": lambda fixture: [*TRANSLATION, *WMT, *fixture("wmt14")],
     "wmt14_big.py": lambda fixture: [*TRANSLATION, *WMT, *fixture("wmt14")],
-    "gpt_text.py": lambda fixture: [*TEXT, "--model.num-layers", "1", "--task.new-tokens", "8", *fixture("text")],
+    "gpt_text.py": lambda fixture: [
+        *TEXT,
+        "--model.num-layers",
+        "1",
+        "--task.decoding.new-tokens",
+        "8",
+        *fixture("text"),
+    ],
     "bert_text.py": lambda fixture: [
-        *(*TEXT, "--model.num-layers", "1", "--tokenizer.vocab-size", "100", *fixture("text"))
+        *(*TEXT, "--model.num-layers", "1", "--processor.vocab-size", "100", *fixture("text"))
     ],
-    "t5_text.py": lambda fixture: [*TEXT, *TWO_STACKS, "--tokenizer.vocab-size", "320", *fixture("text")],
+    "t5_text.py": lambda fixture: [*TEXT, *TWO_STACKS, "--processor.vocab-size", "320", *fixture("text")],
     "xlnet_text.py": lambda fixture: [
-        *(*TEXT, "--model.num-layers", "1", "--tokenizer.vocab-size", "320", *fixture("text"))
+        *(*TEXT, "--model.num-layers", "1", "--processor.vocab-size", "320", *fixture("text"))
     ],
+    "classify.py": lambda fixture: [
+        *(*LABELLED, *fixture("labelled"), "--data.columns.text", "review", "--data.columns.label", "label")
+    ],
+    "classify_pairs.py": lambda fixture: [
+        *(*LABELLED, *fixture("labelled"), "--data.columns.text", "question", "--data.columns.pair", "review"),
+        *("--data.columns.label", "label"),
+    ],
+    "tag.py": lambda fixture: [*LABELLED, *fixture("labelled")],
+    "answer.py": lambda fixture: [*LABELLED, *fixture("labelled")],
 }
 
 
@@ -96,7 +135,7 @@ def test_every_config_is_known_here():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_trains_for_two_steps(name, tmp_path, request, capsys):
     flags = CONFIGS[name](request.getfixturevalue)
-    config = train.parse([str(ROOT / "configs" / name), *TINY, *flags, "--workdir", str(tmp_path / name)])
+    config = parse_config([str(ROOT / "configs" / name), *TINY, *flags, "--workdir", str(tmp_path / name)], "train.py")
     train_and_show(config)
     splits = ["valid", "test"] if len(config.data.split("test")) else ["valid"]
     lines = read_metrics(tmp_path / name / "metrics.jsonl")
@@ -106,10 +145,10 @@ def test_trains_for_two_steps(name, tmp_path, request, capsys):
 
 
 def test_the_papers_settings():
-    config = train.parse([str(ROOT / "configs" / "wmt14_big.py")])
+    config = parse_config([str(ROOT / "configs" / "wmt14_big.py")], "train.py")
     assert (config.model.d_model, config.model.num_heads, config.model.d_ff, config.steps) == (1024, 16, 4096, 300_000)
     assert config.optimizer.warmup_steps == 4000 and config.task.label_smoothing == 0.1
-    assert (config.task.num_beams, config.task.alpha) == (4, 0.6)
+    assert (config.task.decoding.num_beams, config.task.decoding.alpha) == (4, 0.6)
     assert config.workdir == Path("runs/wmt14_big")
 
 
@@ -118,7 +157,7 @@ def test_a_set_that_is_not_there_is_named(tmp_path, capsys):
 
     flags = ["--data.data-dir", str(tmp_path), "--workdir", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as stop, user_errors():
-        train_and_show(train.parse([str(ROOT / "configs" / "wmt14_base.py"), *flags]))
+        train_and_show(parse_config([str(ROOT / "configs" / "wmt14_base.py"), *flags], "train.py"))
     assert stop.value.code == 1
     error = capsys.readouterr().err
     assert error.startswith("error: wmt14_translate/de-en cannot be read from") and error.count("\n") == 1

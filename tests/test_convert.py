@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import train
 from tests.interop.checkpoints import changed
 from tests.test_configs import ROOT, TEXT, TINY
 from transformer_jax import from_pretrained, save_pretrained
-from transformer_jax.__main__ import main
+from transformer_jax.__main__ import _main as main
+from transformer_jax.commands.train import parse_config
 from transformer_jax.data import Tokenizer, TokenizerConfig
 from transformer_jax.interop import SpecialIds
 from transformer_jax.interop.tokenizers import save_tokenizer
@@ -28,7 +28,8 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("convert")
     (folder / "a.txt").write_text("the cat sat on the mat. " * 40, encoding="utf-8")
     flags = [*TINY, *TEXT, "--model.num-layers", "2", "--data.train", str(folder / "a.txt")]
-    run_training(train.parse([str(ROOT / "configs" / "gpt_text.py"), *flags, "--workdir", str(folder / "run")]))
+    arguments = [str(ROOT / "configs" / "gpt_text.py"), *flags, "--workdir", str(folder / "run")]
+    run_training(parse_config(arguments, "train.py"))
     return folder / "run"
 
 
@@ -107,7 +108,7 @@ def test_a_translator_keeps_what_its_targets_begin_with(tmp_path, command):
     [
         ({"decoder_start_token_id": 1}, "decoder_start_token_id=1, but a T5 here begins its targets with its padding"),
         ({"forced_bos_token_id": 1}, "forced_bos_token_id=1 would not be honoured by a run"),
-        ({"eos_token_id": 39}, "the checkpoint's end id is 39, which is no token of its tokenizer"),
+        ({"eos_token_id": 39}, "the checkpoint's end id is 39, but its tokenizer has no token with that id"),
     ],
 )
 def test_what_a_run_would_not_honour_is_an_error(tmp_path, command, fields, message):
@@ -142,6 +143,6 @@ def test_a_checkpoint_without_a_tokenizer_says_how_to_give_one(run, tmp_path, co
 
 def test_what_is_neither_is_named(tmp_path, command):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_neox"}))
-    for source, message in ((tmp_path, "what can be loaded is"), (tmp_path / "none at all", "is no folder")):
+    for source, message in ((tmp_path, "what can be loaded is"), (tmp_path / "none at all", "is not a folder")):
         code, output = command("convert", source, tmp_path / "out")
         assert code == 1 and message in output.err and output.err.count("\n") == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_jax.__main__ import main
+from transformer_jax.__main__ import _main as main
 
 ROOT = Path(__file__).parent.parent
 version = metadata.version

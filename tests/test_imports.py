@@ -16,9 +16,9 @@ LOWER = {
     "decoding": {"functional"},
     "data": set(),
     "tasks": {"functional", "parallel", "models", "decoding", "data"},
-    "training": {"functional", "parallel", "layers", "models", "decoding", "data", "tasks"},
+    "training": {"functional", "parallel", "layers", "models", "decoding", "data", "tasks", "interop"},
     "visualize": set(),
-    "interop": {"functional", "layers", "models", "data"},
+    "interop": {"functional", "parallel", "layers", "models", "data"},
 }
 
 

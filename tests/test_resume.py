@@ -53,13 +53,13 @@ def final_state(workdir):
     return [np.asarray(x) for x in jax.tree.leaves((state.step, state.model, state.optimizer))]
 
 
-def figures(workdir):
+def metrics(workdir):
     lines = read_metrics(workdir / "metrics.jsonl")
     return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
 
 
 def assert_same_run(workdir, other):
-    assert figures(workdir) == figures(other)
+    assert metrics(workdir) == metrics(other)
     for a, b in zip(final_state(workdir), final_state(other), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -68,7 +68,7 @@ def assert_same_run(workdir, other):
 def never_killed(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "never_killed"
     finish(begin(workdir))
-    lines = figures(workdir)
+    lines = metrics(workdir)
     assert [line["step"] for line in lines if line["split"] == "train"] == list(range(1, STEPS + 1))
     assert [(line["step"], line["split"]) for line in lines if line["split"] != "train"] == [
         (80, "valid"),
@@ -101,7 +101,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(never_killed, tmp_path):
     assert output.rstrip().endswith("stopped and saved; the same command goes on from here")
     assert "Traceback" not in output
     saved = max(int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit())
-    assert saved == max(line["step"] for line in figures(workdir))
+    assert saved == max(line["step"] for line in metrics(workdir))
     finish(begin(workdir))
     assert_same_run(workdir, never_killed)
 
@@ -114,7 +114,7 @@ def test_asked_to_stop_while_compiling(never_killed, tmp_path):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in output
-    assert not any(line["step"] > 1 for line in figures(workdir))
+    assert not any(line["step"] > 1 for line in metrics(workdir))
     finish(begin(workdir))
     assert_same_run(workdir, never_killed)
 
@@ -123,7 +123,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one(never_killed, tmp_path):
     workdir = tmp_path / "longer"
     finish(begin(workdir, "--steps", "40"))
     finish(begin(workdir))
-    assert figures(workdir)[-1] == figures(never_killed)[-1]
+    assert metrics(workdir)[-1] == metrics(never_killed)[-1]
     for a, b in zip(final_state(workdir), final_state(never_killed), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -131,9 +131,9 @@ def test_a_longer_run_goes_on_from_a_shorter_one(never_killed, tmp_path):
 def test_pmap_trains_like_jit(never_killed, tmp_path):
     workdir = tmp_path / "pmap"
     finish(begin(workdir, "--strategy", "pmap", "--steps", "30", XLA_FLAGS="--xla_force_host_platform_device_count=4"))
-    expected = [line["loss"] for line in figures(never_killed)[:30]]
-    np.testing.assert_allclose([line["loss"] for line in figures(workdir)[:30]], expected, rtol=2e-3)
+    expected = [line["loss"] for line in metrics(never_killed)[:30]]
+    np.testing.assert_allclose([line["loss"] for line in metrics(workdir)[:30]], expected, rtol=2e-3)
     # And a run of four devices goes on with one.
     finish(begin(workdir, "--strategy", "jit", "--steps", "32"))
-    losses = [line["loss"] for line in figures(workdir) if line["split"] == "train"]
-    np.testing.assert_allclose(losses, [line["loss"] for line in figures(never_killed)[:32]], rtol=2e-3)
+    losses = [line["loss"] for line in metrics(workdir) if line["split"] == "train"]
+    np.testing.assert_allclose(losses, [line["loss"] for line in metrics(never_killed)[:32]], rtol=2e-3)

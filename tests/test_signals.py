@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import train
 from tests.test_commands import TINY
+from transformer_jax.commands.train import parse_config
 from transformer_jax.training.lock import locked
 from transformer_jax.training.workdir import Workdir
 
@@ -38,14 +38,14 @@ def wait_for(path, process):
 
 @pytest.mark.parametrize(("number", "line"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
 def test_while_the_tokenizer_is_trained_it_ends_at_once(tmp_path, number, line):
-    process = begin(tmp_path / "run", "--data.train-size", "1000000", "--tokenizer.max-records", "1000000")
+    process = begin(tmp_path / "run", "--data.train-size", "1000000", "--processor.max-records", "1000000")
     wait_for(tmp_path / "run" / "lock", process)
     time.sleep(0.3)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (128 + number, "", f"{line}\n")
     with locked(tmp_path / "run"):
-        Workdir(tmp_path / "run").check(train.parse([*TINY, "--seed", "5"]))  # as if nothing had been
+        Workdir(tmp_path / "run").check(parse_config([*TINY, "--seed", "5"], "train.py"))  # as if nothing had been
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.1])

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import train
 from tests.test_commands import TINY
-from transformer_jax.__main__ import main
+from transformer_jax.__main__ import _main as main
 from transformer_jax.commands.errors import user_errors
 from transformer_jax.commands.streams import argument_text
+from transformer_jax.commands.train import parse_config
 from transformer_jax.errors import UserError
 from transformer_jax.training import Run
 from transformer_jax.training.checkpoints import Checkpoints
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run whose model was never trained."""
-    run = Run.begin(train.parse([*TINY, "--workdir", str(tmp_path_factory.mktemp("runs") / "dates")]))
+    run = Run.begin(parse_config([*TINY, "--workdir", str(tmp_path_factory.mktemp("runs") / "dates")], "train.py"))
     checkpoints = Checkpoints(run.workdir.checkpoints)
     checkpoints.save(run.initial_state())
     checkpoints.close()

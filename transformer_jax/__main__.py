@@ -1,9 +1,12 @@
-"""`python -m transformer_jax {evaluate,generate,attention,convert,checkpoints,doctor}`."""
+"""`transformer-jax COMMAND`, or `python -m transformer_jax COMMAND`."""
 
-from typing import Annotated
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
-import tyro
-
+from transformer_jax import __version__
 from transformer_jax.commands.attention import Attention
 from transformer_jax.commands.checkpoints import Average, List
 from transformer_jax.commands.convert import Convert
@@ -11,27 +14,87 @@ from transformer_jax.commands.doctor import Doctor
 from transformer_jax.commands.errors import run_program, user_errors
 from transformer_jax.commands.evaluate import Evaluate
 from transformer_jax.commands.generate import Generate
+from transformer_jax.commands.parsing import parse
+from transformer_jax.commands.runs import parse_run_command
+from transformer_jax.commands.train import parse_config, train_and_show
+from transformer_jax.errors import UserError
 from transformer_jax.parallel import prepare_host
 
-Checkpoints = Annotated[List, tyro.conf.subcommand("list")] | Annotated[Average, tyro.conf.subcommand("average")]
-Command = (
-    Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
-    | Annotated[Generate, tyro.conf.subcommand("generate")]
-    | Annotated[Attention, tyro.conf.subcommand("attention")]
-    | Annotated[Convert, tyro.conf.subcommand("convert")]
-    | Annotated[
-        Checkpoints, tyro.conf.subcommand("checkpoints", description="List the checkpoints of a run, or average them.")
-    ]
-    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
-)
+Arguments = Sequence[str]
+
+
+def _train(arguments: Arguments, prog: str) -> None:
+    train_and_show(parse_config(arguments, prog))
+
+
+def _plain(kind: type, arguments: Arguments, prog: str) -> None:
+    parse(kind, arguments, prog=prog).run()
+
+
+def _of_run(kind: type, arguments: Arguments, prog: str, *, with_data: bool = False) -> None:
+    parse_run_command(kind, arguments, prog, with_data=with_data).run()
+
+
+def _checkpoints(arguments: Arguments, prog: str) -> None:
+    _dispatch({"list": partial(_plain, List), "average": partial(_plain, Average)}, CHECKPOINTS, arguments, prog)
+
+
+COMMANDS: dict[str, Callable[[Arguments, str], None]] = {
+    "train": _train,
+    "evaluate": partial(_of_run, Evaluate, with_data=True),
+    "generate": partial(_of_run, Generate),
+    "attention": partial(_of_run, Attention),
+    "convert": partial(_plain, Convert),
+    "checkpoints": _checkpoints,
+    "doctor": partial(_plain, Doctor),
+}
+ABOUT = {
+    "train": "Train a model: a config of this package by its name, or a file of your own.",
+    "evaluate": "Evaluate a trained model on a split of its data, or on other data.",
+    "generate": "Write what a trained model makes of each line of standard input.",
+    "attention": "Draw what a trained model attends to.",
+    "convert": "Make a run of a checkpoint of Hugging Face transformers, or the reverse.",
+    "checkpoints": "List the checkpoints of a run, or average them.",
+    "doctor": "Show versions, devices, and what is missing.",
+}
+CHECKPOINTS = {
+    "list": "Print the steps of which there is a checkpoint, one a line.",
+    "average": "Make a new run of which the model is the mean of a run's checkpoints.",
+}
+
+
+def _dispatch(
+    commands: dict[str, Callable[[Arguments, str], None]], about: dict[str, str], arguments: Arguments, prog: str
+) -> None:
+    """Run the command that the first argument names."""
+    name, *rest = arguments or ("--help",)
+    if name == "--version":
+        print(f"transformer_jax {__version__}")
+        return
+    if name in ("-h", "--help"):
+        width = max(map(len, about))
+        print(f"usage: {prog} COMMAND ...\n")
+        print("\n".join(f"  {command:{width}}  {text}" for command, text in about.items()))
+        print(f"\n{prog} COMMAND --help shows the flags of a command.")
+        return
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(commands)}"
+        raise UserError(f"{name!r} is not a command of {prog}; {hint}")
+    commands[name](rest, f"{prog} {name}")
+
+
+def _main() -> None:
+    with user_errors():
+        prepare_host()
+        name = Path(sys.argv[0]).name
+        _dispatch(COMMANDS, ABOUT, sys.argv[1:], "python -m transformer_jax" if name == "__main__.py" else name)
 
 
 def main() -> None:
     """Run the command that was typed."""
-    with user_errors():
-        prepare_host()
-        tyro.cli(Command, prog="python -m transformer_jax", description="Use a trained model.").run()
+    run_program(_main)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

@@ -7,7 +7,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """A full disk, a full quota, a limit on the size of files."""
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """Something asked for cannot be done: the message names it and says what to do. Commands print it in one line."""
 
 

@@ -5,13 +5,18 @@ import numpy as np
 import pytest
 
 from transformer_jax.data import Text, Tokenizer, TokenizerConfig
-from transformer_jax.data.batches import WHOLE, Batches, Part
+from transformer_jax.data.batches import Batches, Shard
 from transformer_jax.data.chunks import Chunks
+from transformer_jax.data.columns import Column, token_column
 from transformer_jax.data.rows import BatchingConfig, Rows, _boundaries
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 
 PAD = 7
+ONLY = Shard()
+IDS = Column(padding=PAD)
+PAIR = {"source": IDS, "target": IDS}
+TEXT = {"text": IDS}
 
 
 def examples(count=100, seed=0):
@@ -24,11 +29,11 @@ def examples(count=100, seed=0):
 
 def rows(count=100, tokens=64, num_buckets=3, pack_length=None, width_multiple=1, seed=0):
     config = BatchingConfig(tokens, num_buckets=num_buckets, pack_length=pack_length)
-    return Rows(Store.of(examples(count, seed)), config, pad_id=PAD, width_multiple=width_multiple)
+    return Rows(Store.of(examples(count, seed), PAIR), config, width_multiple=width_multiple)
 
 
-def batches(*args, seed=0, multiple=1, part=WHOLE, **options):
-    return Batches(rows(*args, **options), seed=seed, multiple=multiple, part=part)
+def batches(*args, seed=0, multiple=1, shard=ONLY, **options):
+    return Batches(rows(*args, **options), seed=seed, multiple=multiple, shard=shard)
 
 
 def numbers(batch):
@@ -59,13 +64,13 @@ def test_a_batch_is_a_function_of_its_number_and_the_seed(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_make_their_parts_of_the_same_batches(layout, count):
+def test_processes_make_their_shards_of_the_same_batches(layout, count):
     whole = batches(multiple=4, seed=1, **layout)
-    parts = [batches(multiple=4, seed=1, part=Part(index, count), **layout) for index in range(count)]
+    shards = [batches(multiple=4, seed=1, shard=Shard(index, count), **layout) for index in range(count)]
     for number in (0, 5, whole.per_epoch + 3):
         for name, array in whole[number].items():
-            np.testing.assert_array_equal(array, np.concatenate([part[number][name] for part in parts]))
-    seen = [np.concatenate([places for places, _ in made.once()]) for made in (whole, *parts)]
+            np.testing.assert_array_equal(array, np.concatenate([shard[number][name] for shard in shards]))
+    seen = [np.concatenate([indices for indices, _ in made.once()]) for made in (whole, *shards)]
     assert sorted(seen[0]) == sorted(np.concatenate(seen[1:]))
 
 
@@ -77,10 +82,10 @@ def test_a_worker_process_makes_the_same_batches():
 
 @pytest.mark.parametrize("kind", ["rows", "chunks"])
 def test_a_worker_process_maps_the_examples_and_is_not_sent_them(tmp_path, kind):
-    store = Store.write(tmp_path / "store", [[{"text": [n % 100] * 100} for n in range(1000)]], vocab_size=100)
+    store = Store.write(tmp_path / "store", [[{"text": [n % 100] * 100} for n in range(1000)]], TEXT)
     layouts = {
-        "rows": lambda: Rows(store, BatchingConfig(1000), pad_id=PAD),
-        "chunks": lambda: Chunks(store, length=64, batch_rows=4, pad_id=PAD),
+        "rows": lambda: Rows(store, BatchingConfig(1000)),
+        "chunks": lambda: Chunks(store, length=64, batch_rows=4),
     }
     made = Batches(layouts[kind]())
     pickled = pickle.dumps(made)
@@ -123,36 +128,36 @@ def test_a_packed_row_tells_its_examples_apart():
 def test_packing_pads_little_and_says_how_much():
     random = np.random.default_rng(0)
     lengths = random.geometric(0.1, (2000, 1)) + random.integers(0, 4, (2000, 2))
-    store = Store.of([{"source": [0] * s, "target": [0] * t} for s, t in np.minimum(lengths, 60)])
-    packed = Rows(store, BatchingConfig(1024, pack_length=64), pad_id=PAD)
+    store = Store.of([{"source": [0] * s, "target": [0] * t} for s, t in np.minimum(lengths, 60)], PAIR)
+    packed = Rows(store, BatchingConfig(1024, pack_length=64))
     made = [batch for _, batch in Batches(packed).once()]
     used = sum((batch[f"{name}_segments"] > 0).sum() for batch in made for name in ("source", "target"))
     rows_used = sum((batch["source_segments"] > 0).any(1).sum() for batch in made)
     assert used == np.minimum(lengths, 60).sum()
     assert packed.padding == pytest.approx(1 - used / (rows_used * 128)) and packed.padding < 0.05
-    alone = Rows(store, BatchingConfig(1024, num_buckets=1), pad_id=PAD)
+    alone = Rows(store, BatchingConfig(1024, num_buckets=1))
     assert alone.padding == pytest.approx(
         1 - np.minimum(lengths, 60).sum() / (2000 * np.minimum(lengths, 60).max(0).sum())
     )
 
 
 def test_what_is_too_long_for_a_packed_row_has_rows_of_its_own():
-    store = Store.of([{"text": [1] * n} for n in (3, 4, 40, 2, 5, 1, 25)])
-    layout = Rows(store, BatchingConfig(64, pack_length=8), pad_id=PAD)
+    store = Store.of([{"text": [1] * n} for n in (3, 4, 40, 2, 5, 1, 25)], TEXT)
+    layout = Rows(store, BatchingConfig(64, pack_length=8))
     assert [batch["text"].shape for _, batch in Batches(layout).once()] == [(8, 8), (1, 40), (1, 40)]
-    assert sorted(layout.members) == list(range(7))
+    assert layout.members is None  # a row is not one example
 
 
 def test_there_are_no_more_shapes_than_buckets_and_no_batch_is_too_large():
     made = batches(num_buckets=3, tokens=64)
-    shapes = {tuple(x.shape for x in made[i].values()) for i in range(3 * made.per_epoch)}
+    shapes = {tuple(made[i][name].shape for name in PAIR) for i in range(3 * made.per_epoch)}
     assert len(shapes) == 3
-    for (count, width), (_, other), _ in shapes:
+    for (count, width), (_, other) in shapes:
         assert count * max(width, other) <= 64
 
 
 def test_batches_of_a_number_of_rows():
-    layout = Rows(Store.of(examples()), BatchingConfig(64, rows=5, num_buckets=2), pad_id=PAD)
+    layout = Rows(Store.of(examples(), PAIR), BatchingConfig(64, rows=5, num_buckets=2))
     assert {len(batch["slot"]) for _, batch in Batches(layout).once()} == {5}
 
 
@@ -171,15 +176,69 @@ def test_rows_are_a_multiple_of_the_devices():
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_evaluation_sees_every_example_once(count):
     layout = rows(count)
-    seen = np.concatenate([places for places, _ in Batches(layout, multiple=4).once()])
+    seen = np.concatenate([indices for indices, _ in Batches(layout, multiple=4).once()])
     assert sorted(layout.members[seen]) == list(range(count))
 
 
-def test_only_the_examples_asked_for_are_laid_out():
-    chosen = np.array([3, 50, 7])
-    layout = Rows(Store.of(examples()), BatchingConfig(64), pad_id=PAD, members=chosen)
-    assert sorted(n for _, batch in Batches(layout).once() for n in numbers(batch)) == [13, 17, 60]
-    assert sorted(layout.members) == [3, 7, 50]
+def test_what_is_too_long_for_the_model_is_left_out_or_cut_to_its_beginning_and_its_end():
+    given = [{"source": list(range(1, n + 1)), "target": [1]} for n in (3, 5, 4, 9)]
+    store, config = Store.of(given, PAIR), BatchingConfig(64, num_buckets=1)
+    without = Rows(store, config, max_lengths={"source": 4})
+    assert without.members.tolist() == [0, 2]
+    assert without.describe() == "2 examples (2 that are too long for the model are left out), 10.0% padding"
+    cut = Rows(store, config, max_lengths={"source": 4}, too_long="cut")
+    ((_, batch),) = Batches(cut).once()
+    assert batch["source"][:4].tolist() == [[1, 2, 3, PAD], [1, 2, 3, 5], [1, 2, 3, 4], [1, 2, 3, 9]]
+
+
+def test_columns_of_several_types_lie_side_by_side():
+    """Each with its own type, shape and padding; one without a length has one item for each example of a packed row."""
+    columns = {
+        "frames": Column("float32", (2,), padding=-1),
+        "text": IDS,
+        "tags": Column("int16", padding=-100),
+        "image": Column("uint8", (2, 1), ragged=False, padding=255),
+        "label": Column("int32", ragged=False, padding=-100),
+    }
+    given = [
+        {
+            "frames": np.full((n, 2), n / 2),
+            "text": [n] * n,
+            "tags": [n] * (n + 1),
+            "image": np.full((2, 1), n),
+            "label": n,
+        }
+        for n in (2, 1, 3)
+    ]
+    store = Store.of(given, columns)
+    packed = Rows(store, BatchingConfig(9, pack_length=9))
+    ((_, batch),) = Batches(packed).once()
+    assert {name: batch[name].dtype.name for name in columns} == {name: c.dtype for name, c in columns.items()}
+    order = batch["label"][0].tolist()
+    assert sorted(order) == [1, 2, 3] and batch["label"].shape == (1, 3)
+    for slot, n in enumerate(order):
+        assert batch["image"][0, slot].tolist() == [[n], [n]]
+        for name, count in (("frames", n), ("text", n), ("tags", n + 1)):
+            inside = batch[name][0][batch[f"{name}_segments"][0] == slot + 1]
+            assert len(inside) == count and (inside == (n / 2 if name == "frames" else n)).all()
+    for name, column in columns.items():
+        if column.ragged:
+            assert (batch[name][0][batch[f"{name}_segments"][0] == 0] == column.padding).all()
+    alone = Batches(Rows(store, BatchingConfig(rows=2, num_buckets=1)))
+    empty = [batch for _, batch in alone.once()][-1]
+    assert (
+        empty["label"].tolist()[1:] == [-100] and (empty["image"][1] == 255).all() and (empty["tags"][1] == -100).all()
+    )
+    assert "label_segments" not in empty and (empty["frames"][1] == -1).all()
+
+
+def test_examples_without_a_length_need_a_number_of_rows():
+    store = Store.of([{"image": np.zeros((2, 2))}] * 3, {"image": Column("float32", (2, 2), ragged=False)})
+    assert [batch["image"].shape for _, batch in Batches(Rows(store, BatchingConfig(rows=2))).once()] == [(2, 2, 2)] * 2
+    with pytest.raises(UserError, match=r"no length to go by; set batching.rows"):
+        Rows(store, BatchingConfig())
+    with pytest.raises(UserError, match=r"cannot be packed; leave out batching.pack_length"):
+        Rows(store, BatchingConfig(rows=2, pack_length=4))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 50])
@@ -204,7 +263,9 @@ DOCUMENTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [11], [], [12, 13, 14, 15]]
 
 
 def test_chunks_predict_every_id_of_the_stream_once_and_know_its_document():
-    layout = Chunks(Store.of([{"text": document} for document in DOCUMENTS]), length=4, batch_rows=2, pad_id=0)
+    layout = Chunks(
+        Store.of([{"text": document} for document in DOCUMENTS], {"text": Column()}), length=4, batch_rows=2
+    )
     stream = [x for document in DOCUMENTS for x in document]
     document_of = {x: number for number, document in enumerate(DOCUMENTS) for x in document}
     predicted = []
@@ -219,6 +280,17 @@ def test_chunks_predict_every_id_of_the_stream_once_and_know_its_document():
     assert predicted == stream[1:]
 
 
+def test_chunks_cut_columns_of_a_document_alike():
+    columns = {"text": IDS, "weights": Column("float32"), "label": Column(ragged=False)}
+    given = [{"text": [n] * n, "weights": [n / 2] * n, "label": n} for n in (3, 4)]
+    layout = Chunks(Store.of(given, columns), length=4, batch_rows=2)
+    ((_, batch),) = Batches(layout).once()
+    assert batch["text"].tolist() == [[3, 3, 3, 4, 4], [4, 4, 4, PAD, PAD]] and "label" not in batch
+    np.testing.assert_array_equal(batch["weights"], np.where(batch["text"] == PAD, 0, batch["text"] / 2))
+    with pytest.raises(UserError, match="'text' and 'weights' of a document must have the same length"):
+        Chunks(Store.of([{"text": [1], "weights": [1.0, 2.0]}], columns), length=4, batch_rows=2)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "characters", "byte_bpe"])
 def test_text_becomes_rows_and_text_again(tmp_path, kind):
     documents = ["Ein Haus.", "二つの家", "three houses, and\u2028more", "四"]
@@ -226,19 +298,20 @@ def test_text_becomes_rows_and_text_again(tmp_path, kind):
     records = Text(train=(tmp_path / "text",), document="line", valid_fraction=0.0).split("train")
     tokenizer = Tokenizer.train(documents, TokenizerConfig(kind=kind, vocab_size=300))
     encoded = tokenizer.encode([record["text"] for record in records])
-    store = Store.of([{"text": [*ids, tokenizer.end_id]} for ids in encoded])
-    layout = Chunks(store, length=8, batch_rows=2, pad_id=tokenizer.pad_id)
+    columns = {"text": token_column(tokenizer.vocab_size, tokenizer.pad_id)}
+    store = Store.of([{"text": [*ids, tokenizer.end_id]} for ids in encoded], columns)
+    layout = Chunks(store, length=8, batch_rows=2)
     stream = [int(ids[0]) for ids in layout.rows(0, np.array([0]), 1, None)["text"]]
     stream += [int(x) for _, batch in Batches(layout).once() for ids in batch["text"] for x in ids[1:]]
-    stream = stream[: len(store.ids["text"])]
+    stream = stream[: len(store.values["text"])]
     assert "".join(tokenizer.decode([stream])) == "".join(documents)
     assert stream.count(tokenizer.end_id) == len(documents)
 
 
 def test_mistakes_are_named():
     with pytest.raises(UserError, match="there are no examples"):
-        Batches(Rows(Store.of([]), BatchingConfig(), pad_id=0))
+        Batches(Rows(Store.of([], TEXT), BatchingConfig()))
     with pytest.raises(UserError, match="tokens must be at least 1; got 0"):
         BatchingConfig(tokens=0)
-    with pytest.raises(ValueError, match="do not divide into 2 parts"):
-        batches(multiple=1, part=Part(0, 2))
+    with pytest.raises(ValueError, match="do not divide into 2 shards"):
+        batches(multiple=1, shard=Shard(0, 2))

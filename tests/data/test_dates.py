@@ -191,7 +191,7 @@ def test_a_source_has_plain_spaces_and_a_target_those_of_cldr(texts):
     assert any(re.fullmatch(r"\d+:\d\d [AP]M", text) for _, text, _ in texts["test"])
 
 
-def test_an_example_is_fixed_by_the_fields_the_split_and_its_place():
+def test_an_example_is_fixed_by_the_fields_the_split_and_its_index():
     data = Dates()
     first = ["<fr> 5:29 AM", "<de> Oct 22, 1981, 10:01:10 AM", "<ja> 2:11 AM"]  # in every process and Python version
     assert [record["source"] for record in data.split("train")[:3]] == first

@@ -37,7 +37,7 @@ def written(path: Path, data: bytes | str) -> Path:
 def test_a_line_ends_at_a_newline_and_nowhere_else(tmp_path):
     path = written(tmp_path / "text", "".join(f"{sentence}\n" for sentence in SENTENCES))
     assert list(Lines(path)) == SENTENCES
-    assert [Lines(path)[place] for place in reversed(range(len(SENTENCES)))] == SENTENCES[::-1]
+    assert [Lines(path)[index] for index in reversed(range(len(SENTENCES)))] == SENTENCES[::-1]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, make, message):
 def test_a_file_is_scanned_once(tmp_path, monkeypatch):
     path = written(tmp_path / "text", "a\nb\n")
     Lines(path)
-    monkeypatch.setattr(lines, "_scan", lambda file, index: pytest.fail("scanned again"))
+    monkeypatch.setattr(lines, "scan_lines", lambda file, index: pytest.fail("scanned again"))
     monkeypatch.chdir(tmp_path)
     assert list(Lines("text")) == ["a", "b"]
 
@@ -196,13 +196,13 @@ def test_an_index_cut_short_is_made_again(tmp_path, cache, left):
 
 def test_an_index_is_there_whole_or_not_at_all(tmp_path, cache, monkeypatch):
     path = written(tmp_path / "text", "a\nb\n")
-    scan = lines._scan
+    scan = lines.scan_lines
 
     def stopped(file, index):
         scan(file, index)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lines, "_scan", stopped)
+    monkeypatch.setattr(lines, "scan_lines", stopped)
     with pytest.raises(KeyboardInterrupt):
         Lines(path)
     assert list(cache.iterdir()) == []
@@ -217,7 +217,7 @@ def test_no_cache_is_needed(tmp_path, monkeypatch):
 
 
 def test_a_cache_that_fails_halfway_is_done_without(tmp_path, cache, monkeypatch):
-    scan, calls = lines._scan, []
+    scan, calls = lines.scan_lines, []
 
     def full(file, index):
         scan(file, index)
@@ -225,7 +225,7 @@ def test_a_cache_that_fails_halfway_is_done_without(tmp_path, cache, monkeypatch
         if len(calls) == 1:
             raise OSError("no space left on device")
 
-    monkeypatch.setattr(lines, "_scan", full)
+    monkeypatch.setattr(lines, "scan_lines", full)
     assert list(Lines(written(tmp_path / "text", "a\nb"))) == ["a", "b"]
     assert len(calls) == 2 and list(cache.iterdir()) == []
 

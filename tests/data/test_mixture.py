@@ -48,7 +48,7 @@ def test_a_pass_has_every_record_and_no_more_than_that_takes(sizes, weights):
     sequence = mixed(sizes, weights)
     for number, size in enumerate(sizes):
         indices = [index for other, index in sequence if other == number]
-        assert indices == [place % size for place in range(len(indices))] and len(indices) >= size
+        assert indices == [index % size for index in range(len(indices))] and len(indices) >= size
     number, index = sequence[-1]
     assert index == sizes[number] - 1 and (number, index) not in sequence[:-1]
 
@@ -117,37 +117,10 @@ def test_a_source_without_records_is_named():
         Mixture((records("a", 1), records("b", 0)), (1, 1)).split("train")
 
 
-def test_records_in_memory_are_given_as_pairs():
-    data = Records(train=[["a", "b"], ("c", "d")], valid=[("e", "f")])
-    assert data.split("train") == [{"source": "a", "target": "b"}, {"source": "c", "target": "d"}]
-    assert data.split("valid") == [{"source": "e", "target": "f"}] and data.split("test") == []
-    assert data == Records((("a", "b"), ("c", "d")), (("e", "f"),)) and hash(data)
-    assert data.tags() == () and data.prompt("text") == "text"
-
-
-@pytest.mark.parametrize("pair", ["ab", ("a",), ("a", "b", "c"), ("a", 1), {"source": "a", "target": "b"}, None])
-def test_a_record_in_memory_that_is_no_pair_is_named(pair):
-    with pytest.raises(UserError, match=r"valid\[1\] is .*; give a pair of strings"):
-        Records(train=[], valid=[("a", "b"), pair])
-
-
 def test_an_unknown_split_is_named():
     for data in (records("a", 1), Mixture((records("a", 1),), (1,))):
         with pytest.raises(UserError, match=r"'dev'.*train, valid, test"):
             data.split("dev")
-
-
-@pytest.mark.parametrize(
-    ("pair", "problem"),
-    [(("a", ""), "an empty target"), ((" ", "b"), "an empty source"), (("a", "\ud83d"), r"'\\ud83d' in")],
-)
-def test_a_record_in_memory_that_is_empty_or_no_text_is_named(pair, problem):
-    with pytest.raises(UserError, match=rf"valid\[1\] has {problem}"):
-        Records(train=[], valid=[("a", "b"), pair])
-
-
-def test_empty_records_can_be_kept():
-    assert Records(train=[("a", "")], allow_empty=True).split("train") == [{"source": "a", "target": ""}]
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -156,6 +129,6 @@ def test_what_is_wrong_in_a_source_of_a_mixture_is_named_with_the_source(tmp_pat
     path.write_text("a\tb\nc\t\n")
     files = Files((path,), valid=(path,))
     mixture = Mixture((records("a", 3), Mixture((records("b", 1), files), (1, 1))), (1, 1))
-    message = r"sources\[1\]: sources\[1\]: .*pairs\.tsv, line 2 has an empty target; remove the pair"
+    message = r"sources\[1\]: sources\[1\]: .*pairs\.tsv, line 2 has an empty target; remove the record"
     with pytest.raises(UserError, match=message):
         list(mixture.split(split))

@@ -127,7 +127,6 @@ def test_a_missing_or_empty_file_is_named(write):
         ({"document": "page"}, "document='page' is not one of file, paragraph, line"),
         ({"valid_fraction": 1.0}, "valid_fraction=1.0"),
         ({"valid_fraction": -0.1}, "valid_fraction=-0.1"),
-        ({"valid": ("a",)}, "there are valid files but no train files"),
     ],
 )
 def test_a_field_that_cannot_be_is_named(fields, message):
@@ -198,7 +197,15 @@ def test_python_without_its_source_is_named(monkeypatch, tmp_path):
 def test_line_documents_are_not_read_before_they_are_asked_for(write, monkeypatch):
     split = Text(write("lines", "a\nb\nc\n"), document="line", valid_fraction=0).split("train")
     read = []
-    monkeypatch.setattr(Lines, "item", lambda self, place: read.append(place))
+    monkeypatch.setattr(Lines, "item", lambda self, index: read.append(index))
     assert len(split) == 3 and not read
     split[2]
     assert read == [2]
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_files_to_evaluate_on_do_without_others(tmp_path, split):
+    (tmp_path / "a.txt").write_text("abc")
+    data = Text(**{split: (tmp_path / "a.txt",)})
+    assert [record["text"] for record in data.split(split)] == ["abc"]
+    assert not len(data.split("train"))  # and none of Python's documentation beside them

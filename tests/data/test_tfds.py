@@ -154,7 +154,7 @@ def test_is_a_sequence_and_knows_tfds_slices(array_record):
         pairs[5]
 
 
-def test_a_worker_process_gets_the_place_and_not_the_text(array_record):
+def test_a_worker_process_gets_the_path_and_not_the_text(array_record):
     pairs = source(array_record).split("train")
     assert pairs[0] == records(1)[0]
     pickled = pickle.dumps(pairs)
@@ -169,14 +169,18 @@ class Mixed(Pairs, skip_registration=True):
         {
             "title": tfds.features.Text(),
             "body": tfds.features.Tensor(shape=(), dtype=np.str_),
-            "topic": tfds.features.ClassLabel(num_classes=2),
+            "topic": tfds.features.ClassLabel(names=["sport", "news"]),
+            "tags": tfds.features.Sequence(tfds.features.ClassLabel(names=["O", "NAME"])),
+            "stars": np.float32,
+            "image": tfds.features.Tensor(shape=(2, 1), dtype=np.uint8),
             "words": tfds.features.Sequence(tfds.features.Text()),
             "both": TRANSLATION,
         }
     )
 
     def example(self, n):
-        return {"title": f"é{n}", "body": f"b{n}", "topic": 1, "words": ["one", "two"], "both": pair(n)}
+        values = {"stars": n / 2, "image": np.full((2, 1), n, np.uint8), "words": ["one", "zwölf"], "both": pair(n)}
+        return {"title": f"é{n}", "body": f"b{n}", "topic": n % 3 - 1, "tags": [0, 1], **values}
 
 
 @pytest.fixture(scope="module")
@@ -189,12 +193,24 @@ def test_reads_plain_strings(mixed):
     assert list(pairs) == [{"source": "é0", "target": "b0"}, {"source": "é1", "target": "b1"}]
 
 
-@pytest.mark.parametrize("language", ["fr", "topic", "words", "both"])
-def test_what_is_not_text_is_named_with_what_there_is(mixed, language):
-    start, _, known = error(source(mixed, "mixed", features={"title": "title", "target": language})).partition("; ")
-    assert start == f"features['target']={language!r} is no text feature of mixed"
+def test_labels_become_their_names_and_numbers_stay(mixed):
+    names = ("title", "topic", "tags", "stars", "words", "image")
+    found = source(mixed, "mixed", features={name: name for name in names}).split("train")
+    first, second, third = ({name: record[name] for name in names[:-1]} for record in found[:3])
+    same = {"tags": ["O", "NAME"], "words": ["one", "zwölf"]}
+    assert first == {"title": "é0", "topic": None, "stars": 0.0, **same}  # -1 is no label
+    assert second == {"title": "é1", "topic": "sport", "stars": 0.5, **same}
+    assert third == {"title": "é2", "topic": "news", "stars": 1.0, **same}
+    assert type(second["stars"]) is float
+    np.testing.assert_array_equal(found[2]["image"], [[2], [2]])
+
+
+@pytest.mark.parametrize(("name", "problem"), [("fr", "is not a feature"), ("both", "is a group of features")])
+def test_what_is_no_feature_is_named_with_what_there_is(mixed, name, problem):
+    start, _, known = error(source(mixed, "mixed", features={"title": "title", "target": name})).partition("; ")
+    assert start == f"features['target']={name!r} {problem} of mixed"
     kinds = {"title (Text)", "body (Tensor)", "topic (ClassLabel)", "words (Sequence)", "both (Translation)"}
-    assert set(known.removeprefix("its features are ").split(", ")) == kinds
+    assert kinds < set(known.removeprefix("its features are ").split(", "))
 
 
 class Flawed(Pairs, skip_registration=True):
@@ -212,9 +228,9 @@ def flawed(tmp_path_factory):
     return write(Flawed, tmp_path_factory.mktemp("flawed"))
 
 
-def record_error(records, place):
+def record_error(records, index):
     with pytest.raises(UserError) as caught:
-        records[place]
+        records[index]
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -223,27 +239,27 @@ def record_error(records, place):
 def test_a_record_that_is_empty_or_not_utf8_is_named_with_its_file(flawed, split, first):
     data = source(flawed, "flawed", train_split=split)
     found = data.split("train")
-    for place in range(len(found)):
-        number = first + place
+    for position in range(len(found)):
+        number = first + position
         shard, index = (0, number) if number < 4 else (1, number - 4)
         file = f"flawed-train.array_record-0000{shard}-of-00002, record {index}"
         if number not in Flawed.texts:
-            assert found[place] == {"source": "good", "target": "gut"}
+            assert found[position] == {"source": "good", "target": "gut"}
             continue
-        message = record_error(found, place)
-        assert message.startswith(f"flawed, {split}, record {place} (")
+        message = record_error(found, position)
+        assert message.startswith(f"flawed, {split}, record {position} (")
         assert f"{file}, counted from 0)" in message
         if number == 4:
             assert "has byte 2 of 'de', 0xfc, that is not UTF-8; prepare the set again as UTF-8" in message
         else:
-            assert "has an empty target; remove the pair, or set allow_empty=True" in message
+            assert "has an empty target; remove the record, or set allow_empty=True" in message
     kept = source(flawed, "flawed", train_split=split, allow_empty=True).split("train")
     assert kept[2 - first]["target"] == " \n"
 
 
 def test_a_record_that_cannot_be_parsed_is_named(flawed, monkeypatch):
     found = source(flawed, "flawed").split("train")
-    monkeypatch.setattr(type(found.records), "__getitem__", lambda self, place: json.loads("{"))
+    monkeypatch.setattr(type(found.records), "__getitem__", lambda self, index: json.loads("{"))
     assert "flawed, train, record 0 (" in record_error(found, 0) and "cannot be read" in record_error(found, 0)
 
 
@@ -422,7 +438,7 @@ def test_the_default_embedded_set_is_the_one_that_tfds_knows(tmp_path, monkeypat
     assert prepare(Dates(), tmp_path).name == f"tj_dates/{builder.builder_config.name}"
 
 
-def test_each_embedded_set_has_its_own_place_and_no_empty_split(tmp_path):
+def test_each_embedded_set_has_its_own_folder_and_no_empty_split(tmp_path):
     sets = [Dates(train_size=5, valid_size=0, test_size=2, seed=seed) for seed in (0, 1)]
     for dates, data in [(dates, prepare(dates, tmp_path)) for dates in sets]:
         assert list(data.split("train")) == list(dates.split("train"))

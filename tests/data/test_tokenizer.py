@@ -127,7 +127,7 @@ def test_special_ids_are_distinct_and_left_out_of_the_text(trained, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_and_loaded_it_is_the_same(trained, kind, tmp_path):
-    trained[kind].save(tmp_path / "tokenizer.json")
+    trained[kind].save(tmp_path)
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert loaded.encode([*TEXTS, "<de> 5"]) == trained[kind].encode([*TEXTS, "<de> 5"])
     for name in ("vocab_size", "fingerprint", "pad_id", "begin_id", "end_id", "unknown_id"):
@@ -141,14 +141,14 @@ def test_training_is_deterministic(kind, tmp_path):
     files = set()
     for _ in range(3):
         texts = (text for record in data.split("train") for text in record.values())
-        Tokenizer.train(texts, TokenizerConfig(600, kind), tags=data.tags()).save(tmp_path / "tokenizer.json")
+        Tokenizer.train(texts, TokenizerConfig(600, kind), tags=data.tags()).save(tmp_path)
         files.add((tmp_path / "tokenizer.json").read_bytes())
     assert len(files) == 1
 
 
 def test_fingerprint_tells_content_and_special_ids_apart(trained, tmp_path):
     assert len({tokenizer.fingerprint for tokenizer in trained.values()}) == len(KINDS)
-    trained["bpe"].save(tmp_path / "tokenizer.json")
+    trained["bpe"].save(tmp_path)
     swapped = Tokenizer.load(tmp_path / "tokenizer.json", TokenizerConfig(begin="</s>", end="<s>"))
     assert swapped.fingerprint != trained["bpe"].fingerprint
 
@@ -160,7 +160,7 @@ def test_special_tokens_have_the_names_they_are_given(kind, tmp_path):
     assert tokenizer.decode(tokenizer.encode(TEXTS)) == TEXTS
     assert tokenizer.tokens([0, 1, 2]) == ["[PAD]", "<|text|>", "[?x]"]
     assert (tokenizer.pad_id, tokenizer.begin_id, tokenizer.end_id, tokenizer.unknown_id) == (0, 1, 1, 2)
-    tokenizer.save(tmp_path / "tokenizer.json")
+    tokenizer.save(tmp_path)
     loaded = Tokenizer.load(tmp_path / "tokenizer.json", TokenizerConfig(**names))
     assert loaded.fingerprint == tokenizer.fingerprint
 
@@ -217,7 +217,7 @@ def test_a_tokenizer_like_berts_is_understood(tmp_path):
 
 
 def test_a_tokenizer_like_gpt2s_is_understood_once_the_padding_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"no pad token.*--tokenizer.pad TOKEN.*\(<\|endoftext\|>\)"):
+    with pytest.raises(UserError, match=r"no pad token.*--processor.pad TOKEN.*\(<\|endoftext\|>\)"):
         load(gpt2(), tmp_path)
     assert special_ids(load(gpt2(), tmp_path, pad="<|endoftext|>")) == (256, 256, 256, None)
     tokenizer = load(gpt2(), tmp_path, pad="<pad>")
@@ -225,7 +225,7 @@ def test_a_tokenizer_like_gpt2s_is_understood_once_the_padding_is_named(tmp_path
     texts = [*TEXTS, "<|endoftext|><pad>"]
     assert tokenizer.decode(tokenizer.encode(texts)) == texts
     assert tokenizer.decode([[257, *tokenizer.encode(["March"])[0], 256]]) == ["March"]
-    tokenizer.save(tmp_path / "tokenizer.json")
+    tokenizer.save(tmp_path)
     assert special_ids(Tokenizer.load(tmp_path / "tokenizer.json")) == (257, 256, 256, None)
 
 

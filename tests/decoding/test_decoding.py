@@ -11,7 +11,6 @@ import pytest
 
 from tests import tiny
 from transformer_jax.decoding import beam_search, greedy, length_penalty
-from transformer_jax.errors import UserError
 
 VOCAB, LENGTH = 5, 4
 CONFIG = replace(tiny.CONFIG, vocab_size=VOCAB, norm="pre")
@@ -223,13 +222,13 @@ def test_a_longer_prompt_is_continued(model, source, prefix_scores):
 
 def test_too_little_room_is_an_error(model, source):
     prompt = jnp.full((3, 2), BEGIN)
-    with pytest.raises(UserError, match="a prompt of 2 and 4 new tokens need room for 5; the cache holds 4"):
+    with pytest.raises(ValueError, match="a prompt of 2 and 4 new tokens need room for 5; the cache holds 4"):
         greedy(model.decode, model.start(source, LENGTH), prompt, length=LENGTH, end_id=END)
-    with pytest.raises(UserError, match="the cache holds 4 positions; 5 more from position 0 do not fit"):
+    with pytest.raises(ValueError, match="the cache holds 4 positions; 5 more from position 0 do not fit"):
         model.decode(jnp.full((3, 5), BEGIN), model.start(source, LENGTH))
     state = replace(model.start(source, LENGTH), position=jnp.int32(3))
     search = partial(beam_search, num_beams=2, alpha=0.6)
     found = search(model.decode, model.start(source, LENGTH), prompt[:, :1], length=LENGTH, end_id=END)
     assert np.isfinite(found.scores[:, 0]).all()  # there is just enough room
-    with pytest.raises(UserError, match="the cache holds 4 positions; 2 more from position 3 do not fit"):
+    with pytest.raises(ValueError, match="the cache holds 4 positions; 2 more from position 3 do not fit"):
         model.decode(prompt, state)

@@ -152,7 +152,7 @@ def test_dropped_weights_are_made_up_for_by_the_others():
     ("shapes", "message"),
     [
         (((1, 2, 2, 4), (2, 3, 2, 4), (2, 3, 2, 4)), "query has batch 1, key 2 and value 2"),
-        (((1, 2, 3, 4), (1, 3, 2, 4), (1, 3, 2, 4)), "query has 3 heads, which is no multiple of the key's 2"),
+        (((1, 2, 3, 4), (1, 3, 2, 4), (1, 3, 2, 4)), "query has 3 heads, which is not a multiple of the key's 2"),
         (((1, 2, 2, 4), (1, 3, 2, 5), (1, 3, 2, 5)), "query has head size 4 but key has 5"),
         (((1, 2, 2, 4), (1, 3, 2, 4), (1, 4, 2, 4)), r"key has \(length, heads\) \(3, 2\) but value has \(4, 2\)"),
         (((2, 2, 4), (1, 3, 2, 4), (1, 3, 2, 4)), "query needs the axes"),
@@ -165,5 +165,5 @@ def test_mistakes_are_named(shapes, message):
 
 def test_an_unknown_implementation_is_refused():
     arrays = random((1, 2, 2, 4), (1, 2, 2, 4), (1, 2, 2, 4))
-    with pytest.raises(ValueError, match="implementation='flash' is not known; choose 'reference'"):
+    with pytest.raises(ValueError, match="implementation='flash' is unknown; choose 'reference'"):
         F.dot_product_attention(*arrays, implementation="flash")

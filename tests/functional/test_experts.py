@@ -319,7 +319,7 @@ def test_every_row_and_every_expert_has_noise_of_its_own(factor):
         ({"router": np.ones((D, 2), np.float32)}, ValueError, "the router has 2 experts but weight_in has 4"),
         ({"valid": np.ones((B, T), np.int32)}, TypeError, "valid must be boolean, True at tokens; got int32"),
         ({"valid": np.ones((T, B), bool)}, ValueError, r"valid has shape \(9, 5\) but x has .* \(5, 9\)"),
-        ({"activation": "swish"}, ValueError, "activation='swish' is not known"),
+        ({"activation": "swish"}, ValueError, "activation='swish' is unknown"),
     ],
 )
 def test_what_cannot_be_is_refused(change, error, message):

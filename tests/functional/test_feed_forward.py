@@ -34,7 +34,7 @@ def test_the_two_gelus_differ():
 
 
 def test_an_unknown_activation_is_refused():
-    with pytest.raises(ValueError, match="activation='swish' is not known; choose one of relu, gelu, gelu_tanh, silu"):
+    with pytest.raises(ValueError, match="activation='swish' is unknown; choose one of relu, gelu, gelu_tanh, silu"):
         activation_function("swish")
 
 

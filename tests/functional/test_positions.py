@@ -106,7 +106,7 @@ def test_alibi_slopes_are_those_of_the_paper():
 def test_mistakes_are_named():
     with pytest.raises(ValueError, match="d_model=7 is odd"):
         F.sinusoidal(jnp.arange(3), 7)
-    with pytest.raises(ValueError, match="variant='fairseq' is not known"):
+    with pytest.raises(ValueError, match="variant='fairseq' is unknown"):
         F.sinusoidal(jnp.arange(3), 8, variant="fairseq")
     with pytest.raises(ValueError, match="head size 3 is odd"):
         F.rotary(jnp.ones((1, 1, 1, 3)), jnp.zeros((1, 1), jnp.int32))

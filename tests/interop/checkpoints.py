@@ -14,7 +14,7 @@ from tests.reference import REFERENCES, Arrays
 from transformer_jax.errors import UserError
 from transformer_jax.interop import from_pretrained
 from transformer_jax.interop.tensors import open_tensors
-from transformer_jax.interop.weights import parameters
+from transformer_jax.layers import named_parameters
 
 
 @cache
@@ -23,7 +23,7 @@ def loaded(name: str):
 
 
 def assert_same_weights(first: nnx.Module, second: nnx.Module) -> None:
-    ours, others = parameters(first), parameters(second)
+    ours, others = named_parameters(first), named_parameters(second)
     assert ours.keys() == others.keys()
     for path, parameter in ours.items():
         np.testing.assert_array_equal(parameter[...], others[path][...], path)

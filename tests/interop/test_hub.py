@@ -65,7 +65,7 @@ def test_a_checkpoint_in_a_folder_is_loaded_without_the_hub(offline):
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "google/t5-v1_1-small", "a.b_c/d.e-f"])
-def test_what_is_no_folder_is_fetched_by_its_name(serve, name, tmp_path, monkeypatch):
+def test_what_is_not_a_folder_is_fetched_by_its_name(serve, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     repository = serve("config.json", "model.safetensors", *OTHERS)
     assert find_folder(name) == repository.folder
@@ -89,16 +89,16 @@ def test_bin_files_are_fetched_where_there_is_no_safetensors(serve):
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "/nowhere", "no such folder", "~/nowhere", "https://hub/model"])
-def test_what_can_be_no_name_is_not_asked_for(offline, monkeypatch, tmp_path, name):
+def test_what_cannot_be_a_name_is_not_asked_for(offline, monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"^{re.escape(name)} is no folder; name that of a checkpoint, or a repository"):
+    with pytest.raises(UserError, match=f"^{re.escape(name)} is not a folder; give the folder of a checkpoint, or"):
         find_folder(name)
 
 
-def test_a_file_is_no_name(offline, tmp_path, monkeypatch):
+def test_a_file_is_not_a_name(offline, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model").touch()
-    with pytest.raises(UserError, match=r"^model is no folder; name that of a checkpoint"):
+    with pytest.raises(UserError, match=r"^model is not a folder; give the folder of a checkpoint"):
         find_folder("model")
 
 
@@ -135,7 +135,7 @@ def test_what_the_hub_says_against_it_is_one_line(serve, monkeypatch, error, rea
         return repository.snapshot_download(*arguments, **options)
 
     monkeypatch.setattr(hub, "snapshot_download", failing)
-    message = rf"^some/model is no folder, and the hub does not give it: {reason}[^\n]*\Z"
+    message = rf"^some/model is not a folder, and cannot be fetched from the hub: {reason}[^\n]*\Z"
     with pytest.raises(UserError, match=message) as caught:
         find_folder("some/model")
     assert caught.value.__cause__ is error
@@ -151,5 +151,7 @@ def test_somebody_who_stops_it_is_not_told_a_reason(monkeypatch):
 
 
 def test_a_name_that_the_library_itself_refuses_is_one_line():
-    with pytest.raises(UserError, match=r"^some/mo--del is no folder, and the hub does not give it: [^\n]*--[^\n]*\Z"):
+    with pytest.raises(
+        UserError, match=r"^some/mo--del is not a folder, and cannot be fetched from the hub: [^\n]*--[^\n]*\Z"
+    ):
         find_folder("some/mo--del")

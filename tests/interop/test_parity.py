@@ -31,7 +31,6 @@ from transformer_jax.models import (
     Transformer,
     XLNet,
     XLNetConfig,
-    make_model,
 )
 
 BARE = {"BertModel": "bert.", "RobertaModel": "roberta.", "DistilBertModel": "distilbert."}
@@ -50,7 +49,7 @@ SAID_OTHERWISE = {
     ("t5_encoder", "tie_word_embeddings"): False,
     ("t5_v1_1", "tie_word_embeddings"): False,
     **{(name, "activation_function"): "silu" for name in REFERENCES if name.startswith("marian")},
-    # An id that is outside the vocabulary is none.
+    # An id outside the vocabulary is ignored.
     **{(name, f"{which}_token_id"): None for name in REFERENCES for which in ("bos", "eos") if name.startswith("gpt2")},
 }
 """What we write into a config.json that says the same as what transformers wrote: mostly for its older versions."""
@@ -128,7 +127,7 @@ def run_xlnet(model: XLNet, reference: Reference) -> dict[str, jax.Array]:
             arguments["valid"] = inputs["attention_mask"] == 1
         if "perm_mask" in inputs:
             arguments["allowed"] = inputs["perm_mask"] == 0
-            arguments["places"] = inputs["target_mapping"].argmax(-1)
+            arguments["target_positions"] = inputs["target_mapping"].argmax(-1)
         return xlnet(model, inputs["input_ids"], inputs["token_type_ids"], **arguments)
 
     memory = run(reference.before)[1] if reference.before else None
@@ -262,5 +261,5 @@ def test_the_gradients_of_all_weights_are_those_of_torch_here(name, transformers
     ids=lambda value: f"{value:,}" if isinstance(value, int) else "",
 )
 def test_published_models_have_as_many_parameters(config, count):
-    model = jax.eval_shape(lambda: make_model(config, rngs=nnx.Rngs(0)))
+    model = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
     assert sum(leaf.size for leaf in jax.tree.leaves(model)) == count

@@ -16,7 +16,7 @@ from transformer_jax.interop.fields import REQUIRED
 from transformer_jax.interop.pretrained import FAMILIES
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.tensors import open_tensors
-from transformer_jax.interop.weights import parameters
+from transformer_jax.layers import named_parameters
 
 
 def test_older_names_are_those_of_today():
@@ -128,8 +128,9 @@ def test_an_xlnet_has_the_head_that_its_tensors_show(tmp_path, name, has_head):
 @pytest.mark.parametrize("name", ["gpt2_untied_model", "llama_model", "t5_model"])
 def test_a_bare_model_has_hidden_states_alone(tmp_path, name):
     model = from_pretrained(changed(tmp_path, name, tie_word_embeddings=False)).model
-    assert not model.config.lm_head and not hasattr(model, "output")
-    assert_refused("has no output layer", model.logits, jnp.zeros((1, 1, model.config.d_model)))
+    assert not model.config.lm_head and not hasattr(model, "lm_head")
+    with pytest.raises(ValueError, match="has no output layer"):
+        model.logits(jnp.zeros((1, 1, model.config.d_model)))
     save_pretrained(model, tmp_path / "again")
     assert from_pretrained(tmp_path / "again").config == model.config
 
@@ -151,9 +152,9 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(model_type, transfo
 
 
 def test_numbers_of_16_bits_become_float32():
-    for path, parameter in parameters(loaded("bert_bfloat16").model).items():
+    for path, parameter in named_parameters(loaded("bert_bfloat16").model).items():
         assert parameter.dtype == jnp.float32, path
-    table = parameters(loaded("bert_bfloat16").model)["embedding.table"][...]
+    table = named_parameters(loaded("bert_bfloat16").model)["embedding.table"][...]
     assert np.array_equal(table.astype(jnp.bfloat16).astype(jnp.float32), table)
     assert not np.array_equal(table, loaded("bert_next_sentence").model.embedding.table[...])
 
@@ -276,7 +277,7 @@ def test_a_kind_that_is_neither_said_nor_known_is_an_error(tmp_path):
         ),
         (
             {"bert.encoder.layer.2.output.dense.bias": np.ones(8)},
-            "has bert.encoder.layer.2.output.dense.bias, for which its config has no place",
+            "has bert.encoder.layer.2.output.dense.bias, for which its config has no weight",
         ),
         ({"score.weight": np.ones(8)}, "has score.weight, for which"),
         (
@@ -289,7 +290,7 @@ def test_a_kind_that_is_neither_said_nor_known_is_an_error(tmp_path):
         ),
     ],
 )
-def test_every_tensor_has_its_place(tmp_path, tensors, message):
+def test_every_tensor_is_accounted_for(tmp_path, tensors, message):
     folder = changed(tmp_path, "bert_masked_lm", tensors)
     assert_refused(f"{re.escape(str(folder))}.*{message}", from_pretrained, folder)
 
@@ -343,7 +344,7 @@ def test_the_numbers_of_a_checkpoint_come_in_one_tensor_at_a_time(monkeypatch):
     """Arrays that were read are let go before the next is read; a copy and its original are in at once, before all."""
     read, alive, largest, reads = Tensor.read, {}, 0, []
 
-    def watched(tensor: Tensor) -> np.ndarray:
+    def counted(tensor: Tensor) -> np.ndarray:
         nonlocal largest
         array = np.array(read(tensor))  # which owns its numbers: whatever is made of them keeps it alive
         largest = max(largest, array.nbytes)
@@ -352,7 +353,7 @@ def test_the_numbers_of_a_checkpoint_come_in_one_tensor_at_a_time(monkeypatch):
         reads.append(sum(alive.values()))
         return array
 
-    monkeypatch.setattr(Tensor, "read", watched)
+    monkeypatch.setattr(Tensor, "read", counted)
     model = from_pretrained(REFERENCES["gpt2_sharded"].folder).model
     assert len(reads) > 20 and max(reads) == largest and not alive
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
@@ -366,6 +367,13 @@ def test_a_tokenizer_that_cannot_be_used_leaves_the_model(tmp_path):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.warns(UserWarning, match="the tokenizer in .* is left out: .*cannot be read"):
         assert from_pretrained(folder).tokenizer is None
+
+
+@pytest.mark.parametrize("name", ["gpt2_untied", "bert_masked_lm", "t5_v1_0"])
+def test_the_parameters_are_those_of_the_checkpoint(name):
+    """Which has none twice, and nothing that is not a parameter."""
+    expected = sum(tensor.read().size for tensor in open_tensors(REFERENCES[name].folder).values())
+    assert loaded(name).num_parameters == expected
 
 
 def test_called_like_a_model_it_is_compiled_once_for_each_shape(monkeypatch):

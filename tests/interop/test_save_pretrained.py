@@ -21,7 +21,6 @@ from transformer_jax.models import (
     T5Config,
     TransformerConfig,
     XLNetConfig,
-    make_model,
 )
 
 WRITTEN = {"config.json", "generation_config.json", "model.safetensors"}
@@ -100,7 +99,7 @@ def test_a_new_model_can_be_saved_and_loaded(tmp_path, config):
 
 def filled(config):
     """A model with random weights, which are not drawn as its own would be: that takes longer to compile."""
-    random, model = np.random.default_rng(0), jax.eval_shape(lambda: make_model(config, rngs=nnx.Rngs(0)))
+    random, model = np.random.default_rng(0), jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
     return jax.tree.map(lambda leaf: jnp.asarray(random.normal(size=leaf.shape), leaf.dtype), model)
 
 

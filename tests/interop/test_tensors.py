@@ -110,7 +110,7 @@ def test_elements_are_aligned_to_their_size(tmp_path):
 
 
 def test_arrays_in_any_order_are_written_row_by_row_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PIECE", 20)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 20)
     array = np.arange(2 * 3 * 4).reshape(2, 3, 4)
     arrays = {
         "transposed": array.T,
@@ -298,8 +298,8 @@ def test_a_folder_without_a_checkpoint_is_an_error(tmp_path):
 def test_an_index_must_be_that_of_its_shards(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
 
-    def opened(places):
-        index.write_text(json.dumps({"weight_map": places}))
+    def opened(files):
+        index.write_text(json.dumps({"weight_map": files}))
         return open_tensors(tmp_path)
 
     save_file({"a": np.ones(1)}, tmp_path / "1.safetensors")
@@ -375,6 +375,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 @pytest.mark.parametrize("array", [np.zeros((3, 2), np.float32), np.zeros((2, 3), np.float64)])
 def test_an_array_must_be_what_was_said(tmp_path, array):
-    with pytest.raises(ValueError, match=r"weight is float\d\d\(\d, \d\) but was to be float32\(2, 3\)"):
+    with pytest.raises(ValueError, match=r"weight is float\d\d\(\d, \d\) but was declared as float32\(2, 3\)"):
         write_tensors(tmp_path, {"weight": Writable((2, 3), np.dtype(np.float32), lambda: array)})
     assert list(tmp_path.iterdir()) == []

@@ -252,7 +252,10 @@ def test_where_there_is_no_tokenizer_there_is_none(tmp_path, files):
         ({"vocab__json": pieces(), "merges__txt": "t\n"}, "the tokenizer in {folder} cannot be read: "),
         ({"vocab__txt": ["the", "cat"]}, "the tokenizer in {folder} cannot be read: "),
         ({"vocab__txt": WORDS, "tokenizer_config__json": "{"}, "{folder}/tokenizer_config.json cannot be read: "),
-        ({"vocab__txt": WORDS, "tokenizer_config__json": "[]"}, "{folder}/tokenizer_config.json holds no JSON object"),
+        (
+            {"vocab__txt": WORDS, "tokenizer_config__json": "[]"},
+            "{folder}/tokenizer_config.json does not hold a JSON object",
+        ),
         (
             {"vocab__txt": WORDS, "tokenizer_config__json": "[" * 99_999},
             "{folder}/tokenizer_config.json cannot be read: ",
@@ -262,7 +265,10 @@ def test_where_there_is_no_tokenizer_there_is_none(tmp_path, files):
             "{folder}/tokenizer_config.json cannot be read: ",
         ),
         ({"vocab__txt": WORDS, "special_tokens_map__json": "x"}, "{folder}/special_tokens_map.json cannot be read: "),
-        ({"vocab__txt": WORDS, "special_tokens_map__json": "3"}, "{folder}/special_tokens_map.json holds no JSON"),
+        (
+            {"vocab__txt": WORDS, "special_tokens_map__json": "3"},
+            "{folder}/special_tokens_map.json does not hold a JSON",
+        ),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(tmp_path, files, message):

@@ -197,7 +197,7 @@ def attacks(command):
     yield "methodcaller", {"a": Attack(operator.methodcaller("system", command), Attack(__import__, "os"))}
 
 
-PLACES = {
+CARRIERS = {
     "zip": lambda path, attack: in_zip(path, attack),
     "legacy": lambda path, attack: in_pickles(path, attack),
     "magic": lambda path, attack: in_pickles(path, pickled({}), magic=attack),
@@ -207,12 +207,12 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_file_runs_nothing(tmp_path, place, protocol):
+def test_a_file_runs_nothing(tmp_path, carrier, protocol):
     mark = tmp_path / "mark"
     for _, attack in attacks(f"touch {mark}"):
-        path = PLACES[place](tmp_path / "model.bin", pickle.dumps(attack, protocol))
+        path = CARRIERS[carrier](tmp_path / "model.bin", pickle.dumps(attack, protocol))
         with pytest.raises(UserError, match=r"model.bin holds more than weights: it asks to run '\w+\.\w+', which is"):
             open_torch_bin(path)
         assert not mark.exists()
@@ -311,14 +311,14 @@ def test_what_is_no_flat_dict_of_tensors_is_said(tmp_path, content, message):
 )
 def test_a_tensor_must_be_in_its_storage(tmp_path, write, content):
     path = write(tmp_path / "model.bin", pickled({"a": content}), [ONE_TWO])
-    with pytest.raises(UserError, match=r"model.bin is cut short, damaged, or no file of torch.save \(.+\); get it"):
+    with pytest.raises(UserError, match=r"model.bin is cut short, damaged, or not a file of torch.save \(.+\); get it"):
         open_torch_bin(path)
 
 
 @pytest.mark.parametrize("kind", ["torch uint16", "torch Size"])
 def test_a_storage_must_be_of_a_kind_that_is_known(tmp_path, kind):
     path = in_zip(tmp_path / "model.bin", pickled({"a": tensor(kind=kind)}), [ONE_TWO])
-    with pytest.raises(UserError, match=r"\(it refers to \(storage, .*\), which is no storage\); get it again"):
+    with pytest.raises(UserError, match=r"\(it refers to \(storage, .*\), which is not a storage\); get it again"):
         open_torch_bin(path)
 
 
@@ -336,16 +336,20 @@ def test_other_files_are_an_error(tmp_path):
     path = tmp_path / "model.bin"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("other/file", "text")
-    with pytest.raises(UserError, match=r"no file of torch.save \(it is a zip archive without a data.pkl\)"):
+    with pytest.raises(UserError, match=r"not a file of torch.save \(it is a zip archive without a data.pkl\)"):
         open_torch_bin(path)
     path.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(UserError, match=r"no file of torch.save \(it begins otherwise\)"):
+    with pytest.raises(
+        UserError, match=r"not a file of torch.save \(it does not begin with the magic number of torch\)"
+    ):
         open_torch_bin(path)
     path.write_bytes((FILES / "legacy.bin").read_bytes().replace(pickle.dumps(1001, 2), pickle.dumps(1002, 2), 1))
-    with pytest.raises(UserError, match=r"no file of torch.save \(it begins otherwise\)"):
+    with pytest.raises(
+        UserError, match=r"not a file of torch.save \(it does not begin with the magic number of torch\)"
+    ):
         open_torch_bin(path)
     in_zip(path, pickled({"a": tensor()}), [ONE_TWO], compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(UserError, match=r"no file of torch.save \(it is a compressed zip archive"):
+    with pytest.raises(UserError, match=r"not a file of torch.save \(it is a compressed zip archive"):
         open_torch_bin(path)
     in_zip(path, pickled({"a": tensor()}), [ONE_TWO], byteorder="big")
     with pytest.raises(UserError, match=r"model.bin is from a big-endian machine"):
@@ -401,7 +405,9 @@ def test_nothing_is_allocated_by_what_a_pickle_says(tmp_path, write, content):
     path = write(tmp_path / "model.bin", content, [ONE_TWO])
     tracemalloc.start()
     try:
-        with pytest.raises(UserError, match=r"^[^\n]*model.bin is cut short, damaged, or no file of[^\n]*\Z") as caught:
+        with pytest.raises(
+            UserError, match=r"^[^\n]*model.bin is cut short, damaged, or not a file of[^\n]*\Z"
+        ) as caught:
             open_torch_bin(path)
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -42,8 +42,8 @@ def test_an_index_names_files_of_its_own_folder(tmp_path, monkeypatch, kind, nam
     (folder / "sub").mkdir(parents=True)
     for path in (tmp_path / "secret.safetensors", folder / "x.safetensors", folder / "sub" / "x.safetensors"):
         save_file({"a": np.ones(1), "b": np.ones(1)}, path)
-    places = {"b": "x.safetensors", "a": name.format(folder=tmp_path)}
-    (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": places}))
+    files = {"b": "x.safetensors", "a": name.format(folder=tmp_path)}
+    (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": files}))
     monkeypatch.setattr("transformer_jax.interop.tensors._open_file", lambda path: pytest.fail(f"{path} was opened"))
     assert_refused(folder, "index.json names .*, which is not the name of a file in its folder; do not use it")
 
@@ -124,7 +124,7 @@ HEADERS = {
     "very many axes": (header(shape="[" + "9999999999," * 200_000 + "1]"), "says of a"),
     "an unknown dtype": (header(dtype='"F31"'), "a has dtype F31, which is not one of"),
     "a dtype of two lines": (header(dtype='"F\\n31"'), r"a has dtype 'F\\n31', which is not one of"),
-    "a dtype that is none": (header(dtype="32"), "says of a"),
+    "a dtype that does not exist": (header(dtype="32"), "says of a"),
     "a long name": ('{"%s": 3}' % ("x" * 100_000), "says of x+\\.\\.\\. 3"),
     "a name of two lines": ('{"x\\ny": 3}', r"says of 'x\\ny' 3"),
 }

@@ -12,8 +12,8 @@ import pytest
 from flax import nnx
 
 from transformer_jax.errors import UserError
-from transformer_jax.interop.weights import Names, Weight, load_weights, parameters, renamed, weights_to_write
-from transformer_jax.layers import Linear, parameter, zeros
+from transformer_jax.interop.weights import Names, Weight, load_weights, renamed, weights_to_write
+from transformer_jax.layers import Linear, named_parameters, parameter, zeros
 
 FOLDER = Path("some/folder")
 
@@ -54,7 +54,7 @@ def numbered(shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("shape", "num_inputs", "layout", "their_shape", "place"),
+    ("shape", "num_inputs", "layout", "their_shape", "index_of"),
     [
         ((2, 3, 4), 1, "torch", (12, 2), lambda i, n, h: (4 * n + h, i)),
         ((2, 3, 4), 2, "torch", (4, 6), lambda n, h, o: (o, 3 * n + h)),
@@ -70,7 +70,7 @@ def numbered(shape: tuple[int, ...]) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("num_layers", [None, 3])
-def test_a_layout_says_where_each_number_is(shape, num_inputs, layout, their_shape, place, num_layers):
+def test_a_layout_says_where_each_number_is(shape, num_inputs, layout, their_shape, index_of, num_layers):
     whole = shape if num_layers is None else (num_layers, *shape)
     ours, weights = numbered(whole), {"w": Weight("w" if num_layers is None else "layers.{layer}.w", layout)}
     theirs = {}
@@ -78,7 +78,7 @@ def test_a_layout_says_where_each_number_is(shape, num_inputs, layout, their_sha
         array = np.full(their_shape, np.nan, np.float32)
         one = ours if num_layers is None else ours[layer]
         for index, value in np.ndenumerate(one):
-            array[place(*index)] = value
+            array[index_of(*index)] = value
         theirs["w" if num_layers is None else f"layers.{layer}.w"] = array
     model = load(Model(w=(whole, num_inputs)), weights, theirs)
     np.testing.assert_array_equal(model.w[...], ours)
@@ -136,7 +136,7 @@ def test_weights_are_known_by_their_paths():
     inner.projection = Linear({"embed": 2}, {"ff": 3}, rngs=nnx.Rngs(0))
     outer = nnx.Module()
     outer.encoder, outer.nothing, outer.number = inner, None, 3
-    assert parameters(outer).keys() == {"encoder.projection.weight", "encoder.projection.bias"}
+    assert named_parameters(outer).keys() == {"encoder.projection.weight", "encoder.projection.bias"}
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
@@ -147,11 +147,11 @@ def test_numbers_become_float32(dtype):
     np.testing.assert_array_equal(model.w[...], values.T.astype(np.float32))
 
 
-def test_what_a_model_begins_with_is_not_drawn():
-    drawn = []
+def test_initial_weights_are_never_computed():
+    traced = []
 
     def initializer(key, shape, dtype):
-        drawn.append(isinstance(key, jax.core.Tracer))
+        traced.append(isinstance(key, jax.core.Tracer))
         return jnp.zeros(shape, dtype)
 
     def make():
@@ -160,7 +160,7 @@ def test_what_a_model_begins_with_is_not_drawn():
         return model
 
     load_weights(make, Names({"w": Weight("w")}), tensors({"w": numbered((2,))}), FOLDER)
-    assert drawn == [True]
+    assert traced == [True]
 
 
 def test_a_tensor_to_be_written_is_made_when_its_turn_comes():
@@ -190,7 +190,7 @@ def assert_refused(message: str, arrays, **others) -> None:
         ({"table.weight": None}, "lacks table.weight, which its config asks for"),
         ({"layers.1.scale": None}, "lacks layers.1.scale, which"),
         ({"table.weight": None, "layers.1.scale": None}, "lacks layers.1.scale, table.weight, which"),
-        ({"layers.2.scale": np.ones(4)}, "has layers.2.scale, for which its config has no place"),
+        ({"layers.2.scale": np.ones(4)}, "has layers.2.scale, for which its config has no weight"),
         ({name: np.ones(1) for name in "dcba"}, "has a, b, c and 1 more, for which"),
         ({"layers.1.scale": np.ones(5)}, r"layers.1.scale has shape \(5,\), but its config asks for \(4,\)"),
         ({"table.weight": np.ones((2, 3))}, r"table.weight has shape \(2, 3\), but its config asks for \(3, 2\)"),
@@ -212,7 +212,7 @@ def test_a_copy_is_the_original_wherever_there_is_no_other():
 
 
 @pytest.mark.parametrize("copy", COPIES)
-def test_a_copy_that_is_none_is_an_error(copy):
+def test_a_copy_that_differs_is_an_error(copy):
     table = ARRAYS["table.weight"]
     for other in (np.nextafter(table, np.float32(9)), table[:2], table.T):
         message = f"{copy} differs from table.weight, but its config says that they are one"
@@ -258,7 +258,7 @@ NOT_WEIGHTS = [np.int8, np.uint8, np.int64, np.bool_, np.complex64, ml_dtypes.fl
 
 @pytest.mark.parametrize("dtype", NOT_WEIGHTS)
 @pytest.mark.parametrize("name", ["table.weight", "layers.1.scale", "head.weight"])
-def test_a_tensor_that_is_not_of_floats_is_no_weight(dtype, name):
+def test_a_tensor_that_is_not_of_floats_is_not_a_weight(dtype, name):
     array = np.ones(ARRAYS.get(name, ARRAYS["table.weight"]).shape).astype(dtype)
     message = (
         f"a.bin: {name} has dtype {np.dtype(dtype)}, but a weight has one of float16, bfloat16, float32, float64; "
@@ -275,6 +275,14 @@ def test_a_weight_that_is_not_finite_is_named(dtype, value, name):
     count = array[..., -1].size
     assert_refused(f"a.bin: {name} has {count} values that are NaN, infinite or too", ARRAYS | {name: array})
     assert_refused("a.bin: head.weight differs from table.weight", ARRAYS | {"head.weight": array}, copies=COPIES)
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_every_value_is_checked_however_many_are_checked_at_once(monkeypatch, index):
+    monkeypatch.setattr("transformer_jax.interop.weights.BLOCK", 4)
+    table = ARRAYS["table.weight"].copy()
+    table.flat[index] = np.inf
+    assert_refused("a.bin: table.weight has 1 values that are NaN", ARRAYS | {"table.weight": table})
 
 
 @pytest.mark.filterwarnings("error")

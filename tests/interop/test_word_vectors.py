@@ -140,9 +140,11 @@ def test_what_is_wrong_in_a_text_file_is_said(tmp_path, content, message):
 def test_a_binary_file_of_another_length_is_an_error(tmp_path):
     content = binary(PLAIN, newline=b"")
     for left in range(len(b"4 3\nthe ") + 5, len(content)):
-        with pytest.raises(UserError, match=r"vectors is cut short or damaged: it has [0123] whole vectors of 4; get"):
+        with pytest.raises(
+            UserError, match=r"vectors is cut short or damaged: it has [0123] complete vectors of 4; get"
+        ):
             loaded(tmp_path, content[:left], ["the"])
-    with pytest.raises(UserError, match=r"vectors goes on behind the 4 vectors that its first line says"):
+    with pytest.raises(UserError, match=r"vectors continues after the 4 vectors that its first line says"):
         loaded(tmp_path, content + b"x", ["the"])
 
 
@@ -152,7 +154,7 @@ def test_a_file_without_words_is_not_read_to_the_end_for_one(tmp_path, monkeypat
     path.write_bytes(binary({"a": [1, 2, 3]}).replace(b"1 3", b"9 3"))
     with path.open("r+b") as file:
         file.truncate(2**33)  # zeros, as where a download was never filled in
-    with pytest.raises(UserError, match="it has 1 whole vectors of 9"):
+    with pytest.raises(UserError, match="it has 1 complete vectors of 9"):
         load_word_vectors(path, ["a"])
 
 
@@ -188,7 +190,7 @@ def test_a_line_without_an_end_is_not_read_into_memory(tmp_path, begin):
     with path.open("r+b") as file:
         file.truncate(2**30)
     tracemalloc.start()
-    with pytest.raises(UserError, match=r"line \d: it has more than \d+ bytes; fix the line|0 whole vectors of 2"):
+    with pytest.raises(UserError, match=r"line \d: it has more than \d+ bytes; fix the line|0 complete vectors of 2"):
         load_word_vectors(path, ["a"])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -212,7 +214,7 @@ def test_a_binary_vector_that_is_not_finite_is_named(tmp_path, value):
 def test_a_damaged_archive_is_an_error(tmp_path):
     whole = gzip.compress(text(VECTORS))
     for damaged in (whole[:5], whole[:40], whole[:10] + b"\xff" + whole[11:], whole[:-8] + bytes(8)):
-        with pytest.raises(UserError, match=r"vectors cannot be read: .*; give a whole file of word vectors"):
+        with pytest.raises(UserError, match=r"vectors cannot be read: .*; give a complete file of word vectors"):
             loaded(tmp_path, damaged, ["the"])
 
 

@@ -51,14 +51,14 @@ def test_the_axis_of_experts_is_named_and_only_matrices_decay():
 
 
 def test_each_expert_is_drawn_by_itself_as_one_network_would_be():
-    layer = make(d_model=40, d_ff=90, gated=True, bias=False, scheme=fan_in_normal)
+    layer = make(d_model=40, d_ff=90, gated=True, bias=False, initializer=fan_in_normal)
     for part, deviation in ((layer.weight_in, 40**-0.5), (layer.gate, 40**-0.5), (layer.weight_out, 90**-0.5)):
         experts = np.asarray(part[...]).reshape(4, -1)
         assert experts.std(axis=1) == pytest.approx(deviation, rel=0.05)
         assert np.abs(np.corrcoef(experts) - np.eye(4)).max() < 0.1
     assert float(layer.router[...].std()) == pytest.approx(40**-0.5, rel=0.2)
     assert layer.bias_in is None and layer.bias_out is None
-    residual = make(d_model=40, d_ff=90, scheme=same_normal(0.02), output_scheme=same_normal(0.005))
+    residual = make(d_model=40, d_ff=90, initializer=same_normal(0.02), output_initializer=same_normal(0.005))
     deviations = [float(part[...].std()) for part in (residual.weight_in, residual.weight_out)]
     assert deviations == pytest.approx([0.02, 0.005], rel=0.05)
     assert residual.gate is None and not residual.bias_in[...].any() and not residual.bias_out[...].any()
@@ -101,12 +101,14 @@ def test_dropout_is_inside_the_experts(x):
 
 
 def test_the_config_says_whether_there_are_experts():
-    schemes = {"scheme": same_normal(0.5), "output_scheme": same_normal(0.1)}
+    initializers = {"initializer": same_normal(0.5), "output_initializer": same_normal(0.1)}
 
     @partial(jax.jit, static_argnums=0)
     def either(experts):
         rates = ("gelu", 0.25)
-        return feed_forward_or_experts(30, 80, experts, *rates, gated=True, bias=False, **schemes, rngs=nnx.Rngs(0))
+        return feed_forward_or_experts(
+            30, 80, experts, *rates, gated=True, bias=False, **initializers, rngs=nnx.Rngs(0)
+        )
 
     network, experts = either(None), either(CONFIG)
     assert type(network) is FeedForward and type(experts) is Experts

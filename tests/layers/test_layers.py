@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from transformer_jax import functional as F
-from transformer_jax.errors import UserError
 from transformer_jax.layers import (
+    AuxiliaryOutputs,
     Block,
     Embedding,
     FeedForward,
@@ -20,7 +20,6 @@ from transformer_jax.layers import (
     Residual,
     RMSNorm,
     Rotary,
-    Seen,
     Stack,
     fan_in_normal,
     glorot_uniform,
@@ -54,7 +53,7 @@ def test_linear_without_a_bias_knows_which_axes_are_inputs():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "expected", "uniform"),
+    ("initializer", "expected", "uniform"),
     [
         (glorot_uniform, (2 / (60 + 200)) ** 0.5, True),
         (fan_in_normal, 60**-0.5, False),
@@ -63,9 +62,9 @@ def test_linear_without_a_bias_knows_which_axes_are_inputs():
         (scaled(glorot_uniform, 5.0), 5 * (2 / (60 + 200)) ** 0.5, True),
     ],
 )
-def test_schemes_have_the_deviations_that_they_name(scheme, expected, uniform):
+def test_initializers_have_the_standard_deviations_that_they_name(initializer, expected, uniform):
     inputs, outputs = {"heads": 6, "head": 10}, {"embed": 200}
-    weight = np.asarray(Linear(inputs, outputs, scheme=scheme, rngs=nnx.Rngs(0)).weight[...])
+    weight = np.asarray(Linear(inputs, outputs, initializer=initializer, rngs=nnx.Rngs(0)).weight[...])
     assert weight.std() == pytest.approx(expected, rel=0.02) and abs(weight.mean()) < 0.03 * expected
     assert (np.abs(weight).max() < 1.75 * expected) == uniform  # sqrt(3) deviations are all there is of a uniform one
 
@@ -102,8 +101,8 @@ def test_feed_forward_has_the_parts_that_it_is_asked_for(gated, bias):
         *(40, 90, "relu", 0.0),
         gated=gated,
         bias=bias,
-        scheme=same_normal(0.5),
-        output_scheme=same_normal(0.1),
+        initializer=same_normal(0.5),
+        output_initializer=same_normal(0.1),
         rngs=nnx.Rngs(0),
     )
     deviations = [float(part.weight[...].std()) for part in (layer.input, layer.gate, layer.output) if part is not None]
@@ -125,13 +124,13 @@ def test_attention_to_projected_memory_is_attention_to_memory():
 
 
 def test_heads_of_unequal_size_are_refused():
-    with pytest.raises(UserError, match="d_model=8 does not divide into num_heads=3 heads of equal size"):
+    with pytest.raises(ValueError, match="d_model=8 does not divide into num_heads=3 heads of equal size"):
         MultiHeadAttention(8, 3, 0.0, rngs=nnx.Rngs(0))
 
 
 def test_heads_of_any_size_and_scores_without_a_scale():
     attention = MultiHeadAttention(
-        32, 4, 0.0, num_key_heads=2, head_size=24, bias=False, scale=1.0, scheme=fan_in_normal, rngs=nnx.Rngs(0)
+        32, 4, 0.0, num_key_heads=2, head_size=24, bias=False, scale=1.0, initializer=fan_in_normal, rngs=nnx.Rngs(0)
     )
     parts = {name: np.asarray(getattr(attention, name).weight[...]) for name in ("query", "key", "value", "output")}
     assert [part.shape for part in parts.values()] == [(32, 4, 24), (32, 2, 24), (32, 2, 24), (4, 24, 32)]
@@ -169,9 +168,9 @@ def test_a_cache_is_written_where_it_is_told():
     written = empty.write(new, 1)
     np.testing.assert_array_equal(written.key.ravel(), [0, 1, 1, 0])
     np.testing.assert_array_equal(written.value.ravel(), [0, 2, 2, 0])
-    with pytest.raises(UserError, match="the cache holds 4 positions; 2 more from position 3 do not fit"):
+    with pytest.raises(ValueError, match="the cache holds 4 positions; 2 more from position 3 do not fit"):
         empty.write(new, 3)
-    with pytest.raises(UserError, match="the cache holds 4 positions; 5 more do not fit"):
+    with pytest.raises(ValueError, match="the cache holds 4 positions; 5 more do not fit"):
         jax.jit(KeyValue.write)(empty, KeyValue(jnp.ones((1, 5, 1, 1)), jnp.ones((1, 5, 1, 1))), 0)
     # A compiled function cannot raise; it must not move what is written to where it fits.
     assert np.isnan(jax.jit(KeyValue.write)(empty, new, 3).key).any()
@@ -233,8 +232,8 @@ def test_a_block_is_its_sublayers_one_after_the_other(cross_attention):
     block = make_block(cross_attention=cross_attention)
     x, memory, bias, causal = vectors(2, 3, 8), vectors(2, 5, 8, seed=1), vectors(1, 2, 3, 3, seed=2), F.causal()
     known = np.array([[True] * 5, [True] * 3 + [False] * 2])
-    out, cache, seen = run_block(block, x, memory, mask=causal, bias=bias, memory_mask=F.padding(known))
-    assert cache is None and seen.balance is None
+    out, cache, auxiliary = run_block(block, x, memory, mask=causal, bias=bias, memory_mask=F.padding(known))
+    assert cache is None and auxiliary.balance is None
 
     @jax.jit
     def sublayers(block, x):
@@ -247,12 +246,12 @@ def test_a_block_is_its_sublayers_one_after_the_other(cross_attention):
 
     expected, own, across = sublayers(block, x)
     np.testing.assert_allclose(out, expected, atol=1e-5)
-    np.testing.assert_allclose(seen.own, own, atol=1e-6)
+    np.testing.assert_allclose(auxiliary.self_attention, own, atol=1e-6)
     if cross_attention:
-        np.testing.assert_allclose(seen.memory, across, atol=1e-6)
-        np.testing.assert_array_equal(seen.memory[1, :, :, 3:], 0)
+        np.testing.assert_allclose(auxiliary.cross_attention, across, atol=1e-6)
+        np.testing.assert_array_equal(auxiliary.cross_attention[1, :, :, 3:], 0)
     else:
-        assert seen.memory is None and not hasattr(block, "cross_attention_residual")
+        assert auxiliary.cross_attention is None and not hasattr(block, "cross_attention_residual")
 
 
 def test_a_block_remembers_what_it_is_given_piece_by_piece():
@@ -282,7 +281,7 @@ def test_no_two_places_of_a_block_drop_alike(monkeypatch):
 
 def test_what_nobody_watches_is_not_kept():
     weights, balance = jnp.ones((1, 1, 2, 2)), F.Balance(*jnp.ones(4))
-    assert Seen(weights, weights, balance).unwatched() == Seen(None, None, balance)
+    assert AuxiliaryOutputs(weights, weights, balance).without_attention() == AuxiliaryOutputs(None, None, balance)
 
 
 class Scale(nnx.Module):
@@ -304,10 +303,10 @@ def test_several_streams_go_through_a_stack_and_each_layer_has_its_part():
         assert key is None
         return {"a": block(x["a"]) + part, "b": block(x["b"]) - x["a"][:, :1]}, x["b"]
 
-    out, seen = stack(layer, streams, per_layer=parts)
+    out, auxiliary = stack(layer, streams, per_layer=parts)
     weights, expected = np.asarray(stack.blocks.linear.weight[...]), streams
     assert weights.shape == (4, 3, 3) and stack.blocks.linear.weight.axes == ("layers", "embed", "other")
-    for weight, part, before in zip(weights, parts, seen, strict=True):
+    for weight, part, before in zip(weights, parts, auxiliary, strict=True):
         np.testing.assert_allclose(before, expected["b"], atol=1e-6)
         a, b = (np.tanh(expected[name] @ weight) for name in ("a", "b"))
         expected = {"a": a + part, "b": b - expected["a"][:, :1]}

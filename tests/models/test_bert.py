@@ -143,16 +143,16 @@ def test_heads_read_the_vectors_as_the_paper_says(hidden):
     def linear(x, name):
         return x @ w[f"{name}/weight"] + w[f"{name}/bias"]
 
-    pooled = np.tanh(linear(hidden[:, 0], "pooler"))
-    transformed = written_out.activation("gelu", linear(hidden, "transform"))
+    pooled = np.tanh(linear(hidden[:, 0], "pooler/output"))
+    transformed = written_out.activation("gelu", linear(hidden, "lm_head/transform"))
     expected = {
         "pool": pooled,
-        "masked_lm": written_out.norm(transformed, w, "transform_norm", BERT) @ w["embedding/table"].T
-        + w["output_bias"],
-        "next_sentence": linear(pooled, "next_sentence_output"),
-        "classify": linear(pooled, "classifier_output"),
-        "tag": linear(hidden, "tagger_output"),
-        "span": linear(hidden, "span_output"),
+        "masked_lm": written_out.norm(transformed, w, "lm_head/norm", BERT) @ w["embedding/table"].T
+        + w["lm_head/bias"],
+        "next_sentence": linear(pooled, "next_sentence_head/output"),
+        "classify": linear(pooled, "classification_head/output"),
+        "tag": linear(hidden, "tagging_head/output"),
+        "span": linear(hidden, "span_head/output"),
     }
     shapes = {"next_sentence": (ROWS, 2), "classify": (ROWS, 3), "tag": (ROWS, LENGTH, 3), "span": (ROWS, LENGTH, 2)}
     for name, value in expected.items():
@@ -162,7 +162,7 @@ def test_heads_read_the_vectors_as_the_paper_says(hidden):
 
 def test_the_pooler_of_distilbert_is_rectified(hidden):
     pooled, w = jax.jit(Bert.pool)(filled(DISTILBERT), hidden), large(DISTILBERT)
-    expected = np.maximum(hidden[:, 0] @ w["pooler/weight"] + w["pooler/bias"], 0)
+    expected = np.maximum(hidden[:, 0] @ w["pooler/output/weight"] + w["pooler/output/bias"], 0)
     np.testing.assert_allclose(pooled, expected, atol=1e-5)
 
 
@@ -206,7 +206,7 @@ def test_norms_of_small_numbers_show_their_epsilon():
     model = filled(BERT, plain)
     block = first_block(model.encoder)
     residuals = block.self_attention_residual, block.feed_forward_residual
-    for norm in (model.embedding_norm, model.transform_norm, *(residual.norm for residual in residuals)):
+    for norm in (model.embedding_norm, model.lm_head.norm, *(residual.norm for residual in residuals)):
         np.testing.assert_allclose(norm(x)[0, 0, :2], [0.5**0.5, -(0.5**0.5)], rtol=1e-4)
 
 
@@ -223,11 +223,11 @@ def test_deviations_at_the_start():
 def test_matrices_decay_and_nothing_else_does():
     decayed = {name for name, decay in named(decays(abstract(BERT))).items() if decay}
     attention = [f"self_attention/{part}" for part in ("query", "key", "value", "output")]
-    outputs = [f"{name}_output" for name in ("next_sentence", "classifier", "tagger", "span")]
+    outputs = [f"{name}_head/output" for name in ("next_sentence", "classification", "tagging", "span")]
     assert decayed == {
         "embedding/table",
         *(f"encoder/blocks/{part}/weight" for part in (*attention, "feed_forward/input", "feed_forward/output")),
-        *(f"{part}/weight" for part in ("pooler", "transform", *outputs)),
+        *(f"{part}/weight" for part in ("pooler/output", "lm_head/transform", *outputs)),
     }
 
 
@@ -247,13 +247,13 @@ def test_bfloat16_computation_stays_near_float32(ids):
 
 def test_ids_outside_their_tables(ids):
     model, wrong = filled(BERT), np.where(ids == ids[0, 0], VOCAB, ids)
-    with pytest.raises(UserError, match="id 17 is outside the vocabulary of 17"):
+    with pytest.raises(ValueError, match="id 17 is outside the vocabulary of 17"):
         model(wrong)
-    with pytest.raises(UserError, match=r"type 2 is outside the table of 2 \(types 0 to 1\)"):
+    with pytest.raises(ValueError, match=r"type 2 is outside the table of 2 \(types 0 to 1\)"):
         model(ids, np.full_like(ids, 2))
-    with pytest.raises(UserError, match=r"position 13 is outside the table of 13 \(positions 0 to 12\)"):
+    with pytest.raises(ValueError, match=r"position 13 is outside the table of 13 \(positions 0 to 12\)"):
         model(np.full((1, 14), 5))
-    with pytest.raises(UserError, match="position 13 is outside"):
+    with pytest.raises(ValueError, match="position 13 is outside"):
         forward(model, np.full((1, 14), 5))
     assert np.isnan(forward(model, wrong)[0]).all()
 
@@ -284,5 +284,5 @@ def test_impossible_configs_are_refused(changes, message):
 
 @pytest.mark.parametrize("name", ["vocab_size", "pad_id"])
 def test_a_vocabulary_must_be_known(name):
-    with pytest.raises(UserError, match="vocab_size and pad_id are the tokenizer's to say; set both to make a model"):
+    with pytest.raises(UserError, match="vocab_size and pad_id come from the tokenizer; set both to make a model"):
         abstract(replace(BERT, **{name: None}))

@@ -113,10 +113,10 @@ def test_prompts_padded_on_the_left_are_continued_as_each_would_be_alone(model, 
 
 def test_a_full_cache_is_an_error():
     model, ids = filled(GPT2), np.ones((ROWS, LENGTH), int)
-    with pytest.raises(UserError, match="the cache holds 7 positions; 8 more do not fit"):
+    with pytest.raises(ValueError, match="the cache holds 7 positions; 8 more do not fit"):
         decode(model, ids, model.start(ROWS, LENGTH - 1))
     fitting, full = (replace(model.start(ROWS, LENGTH + 1), position=jnp.int32(place)) for place in (6, 7))
-    with pytest.raises(UserError, match="the cache holds 9 positions; 3 more from position 7 do not fit"):
+    with pytest.raises(ValueError, match="the cache holds 9 positions; 3 more from position 7 do not fit"):
         model.decode(ids[:, :3], full)
     # A compiled function cannot raise; it must not write over what is there either.
     assert np.isnan(decode(model, ids[:, :3], full)[0]).all()
@@ -161,7 +161,7 @@ def test_rotary_positions_matter_by_their_distances_only(ids):
     counted = hidden(model, ids, positions=places)
     np.testing.assert_allclose(hidden(model, ids, positions=places + 40), counted, atol=1e-4)
     assert not np.allclose(hidden(model, ids, positions=2 * places), counted, atol=0.1)
-    np.testing.assert_allclose(counted @ model.output.table[...].T, forward(model, ids), atol=2e-5)
+    np.testing.assert_allclose(counted @ model.lm_head.output.table[...].T, forward(model, ids), atol=2e-5)
 
 
 def test_deviations_at_the_start():
@@ -204,7 +204,7 @@ def test_matrices_decay_and_nothing_else_does():
         "learned": {"embedding/table"}
         | attention
         | {f"decoder/blocks/feed_forward/{way}/weight" for way in ("input", "output")},
-        "rotary": {"embedding/table", "output/table"}
+        "rotary": {"embedding/table", "lm_head/output/table"}
         | attention
         | {f"decoder/blocks/feed_forward/{way}/weight" for way in ("input", "gate", "output")},
     }
@@ -223,11 +223,11 @@ def test_bfloat16_computation_stays_near_float32(ids):
 def test_ids_outside_the_vocabulary(ids):
     model, wrong = filled(GPT2), ids.copy()
     wrong[0, 0] = VOCAB
-    with pytest.raises(UserError, match="id 19 is outside the vocabulary of 19"):
+    with pytest.raises(ValueError, match="id 19 is outside the vocabulary of 19"):
         model(wrong)
-    with pytest.raises(UserError, match=r"position 15 is outside the table of 15 \(positions 0 to 14\)"):
+    with pytest.raises(ValueError, match=r"position 15 is outside the table of 15 \(positions 0 to 14\)"):
         model(np.zeros((1, 16), int))
-    with pytest.raises(UserError, match="position 15 is outside"):
+    with pytest.raises(ValueError, match="position 15 is outside"):
         forward(model, np.zeros((1, 16), int))
     logits = forward(model, wrong)
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1:]).all()
@@ -255,7 +255,7 @@ def test_dropout_is_on_what_is_embedded_what_a_sublayer_gives_and_the_weights(id
 
 def test_a_state_can_be_multiplied():
     state = filled(LLAMA).start(2, 4, np.array([0, 3])).repeat(3)
-    assert state.begins.tolist() == [0, 0, 0, 3, 3, 3] and state.cache.value.shape == (2, 6, 4, 2, 6)
+    assert state.row_starts.tolist() == [0, 0, 0, 3, 3, 3] and state.cache.value.shape == (2, 6, 4, 2, 6)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_state_can_be_multiplied():
         (GPT2, {"num_heads": 3}, "num_heads=3 does not divide d_model=16; set num_heads to a divisor such as 2"),
         (GPT2, {"num_layers": 0}, "num_layers must be at least 1; got 0"),
         (GPT2, {"attention_dropout_rate": 1.0}, "attention_dropout_rate must be at least 0 and below 1; got 1.0"),
-        (LLAMA, {"num_key_heads": 3}, "num_heads=4 is no multiple of num_key_heads=3"),
+        (LLAMA, {"num_key_heads": 3}, "num_heads=4 is not a multiple of num_key_heads=3"),
         (LLAMA, {"head_size": 5}, "a head has 5 features; rotary positions need an even number"),
     ],
 )
@@ -274,7 +274,7 @@ def test_impossible_configs_are_refused(config, changes, message):
 
 
 def test_a_vocabulary_must_be_known():
-    with pytest.raises(UserError, match="vocab_size is the tokenizer's to say; set it to make a model"):
+    with pytest.raises(UserError, match="vocab_size comes from the tokenizer; set it to make a model"):
         abstract(replace(GPT2, vocab_size=None))
 
 

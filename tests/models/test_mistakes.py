@@ -85,13 +85,13 @@ def test_what_is_not_rows_of_ids_is_named(name, kind, config, call):
 )
 def test_a_head_that_is_not_there_is_named(method, head):
     message = rf"the model has no head '{head}' \(its heads: none\); make or load one with it in heads"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         getattr(abstract(Bert, BERT), method)(HIDDEN)
 
 
 @pytest.mark.parametrize(("kind", "config"), [(GPT, replace(GPT2, lm_head=False)), (XLNet, XLNET), (T5, T5_ENCODER)])
 def test_a_model_without_an_output_layer_says_so(kind, config):
-    with pytest.raises(UserError, match=r"no output layer \(lm_head=False\)"):
+    with pytest.raises(ValueError, match=r"no output layer \(lm_head=False\)"):
         abstract(kind, config).logits(HIDDEN)
 
 
@@ -105,7 +105,7 @@ def test_a_model_without_an_output_layer_says_so(kind, config):
     ],
 )
 def test_an_encoder_alone_does_not_decode(call):
-    with pytest.raises(UserError, match=r"an encoder alone \(num_decoder_layers=0\); use its `encode`"):
+    with pytest.raises(ValueError, match=r"an encoder alone \(num_decoder_layers=0\); use its `encode`"):
         call(abstract(T5, T5_ENCODER))
 
 
@@ -123,14 +123,14 @@ def test_an_encoder_alone_does_not_decode(call):
 def test_there_is_no_room_beyond_the_learned_positions(kind, config, start):
     model = abstract(kind, config)
     jax.eval_shape(lambda model: start(model, 6), model)
-    with pytest.raises(UserError, match="learned positions for max_length=6 tokens; 7 are asked for"):
+    with pytest.raises(ValueError, match="learned positions for max_length=6 tokens; 7 are asked for"):
         jax.eval_shape(lambda model: start(model, 7), model)
 
 
 def test_rows_padded_on_the_left_have_room_from_where_they_begin():
     model = abstract(GPT, GPT2)
     model.start(2, 8, np.array([2, 3]))
-    with pytest.raises(UserError, match="max_length=6 tokens; 7 are asked for"):
+    with pytest.raises(ValueError, match="max_length=6 tokens; 7 are asked for"):
         model.start(2, 8, np.array([1, 3]))
 
 

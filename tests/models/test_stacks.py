@@ -8,7 +8,7 @@ from flax import nnx
 
 from transformer_jax.errors import UserError
 from transformer_jax.layers import Stack
-from transformer_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig, XLNetConfig, make_model
+from transformer_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig, XLNetConfig
 
 CONFIGS = [BertConfig.base(), GPTConfig.small(), T5Config.small(), TransformerConfig.base(99), XLNetConfig.base()]
 
@@ -17,7 +17,7 @@ CONFIGS = [BertConfig.base(), GPTConfig.small(), T5Config.small(), TransformerCo
 @pytest.mark.parametrize(("rematerialize", "unroll"), [("none", 1), ("full", 3)])
 def test_every_stack_is_run_as_the_config_says(config, rematerialize, unroll):
     said = replace(config, rematerialize=rematerialize, unroll=unroll)
-    model = jax.eval_shape(lambda: make_model(said, rngs=nnx.Rngs(0)))
+    model = jax.eval_shape(lambda: said.build(nnx.Rngs(0)))
     stacks = [module for _, module in nnx.iter_modules(model) if isinstance(module, Stack)]
     assert len(stacks) == (2 if isinstance(config, (T5Config, TransformerConfig)) else 1)
     assert all((stack.rematerialize, stack.unroll) == (rematerialize, unroll) for stack in stacks)

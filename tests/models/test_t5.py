@@ -169,7 +169,7 @@ def test_deviations_at_the_start():
     config = replace(FIRST, vocab_size=400, **sizes).v1_1(d_ff=200)
     expected = {
         "embedding/table": 1,
-        "output/table": 64**-0.5,
+        "lm_head/output/table": 64**-0.5,
         "query/weight": 64**-0.5 * 16**-0.5,
         "key/weight": 64**-0.5,
         "value/weight": 64**-0.5,
@@ -214,7 +214,7 @@ def test_matrices_decay_and_nothing_else_does():
     }
     assert decayed == {
         "embedding/table",
-        "output/table",
+        "lm_head/output/table",
         *(
             f"{side}/layers/blocks/{attention}/{part}/weight"
             for side, attentions in parts.items()
@@ -236,7 +236,7 @@ def test_ids_outside_the_vocabulary(pair):
     model, (source, target) = filled(FIRST), pair
     wrong = source.copy()
     wrong[0, 0] = VOCAB
-    with pytest.raises(UserError, match="id 15 is outside the vocabulary of 15"):
+    with pytest.raises(ValueError, match="id 15 is outside the vocabulary of 15"):
         model(wrong, target)
     logits = forward(model, wrong, target)
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1:]).all()
@@ -282,7 +282,7 @@ def test_impossible_configs_are_refused(changes, message):
 
 @pytest.mark.parametrize("name", ["vocab_size", "pad_id"])
 def test_a_vocabulary_must_be_known(name):
-    with pytest.raises(UserError, match="vocab_size and pad_id are the tokenizer's to say; set both to make a model"):
+    with pytest.raises(UserError, match="vocab_size and pad_id come from the tokenizer; set both to make a model"):
         abstract(replace(FIRST, **{name: None}))
 
 

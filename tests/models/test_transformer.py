@@ -111,7 +111,7 @@ def test_matrices_decay_and_nothing_else_does():
     assert decayed == {
         "embedding/table",
         "target_embedding/table",
-        "output/table",
+        "lm_head/output/table",
         *(f"encoder/blocks/self_attention/{name}" for name in attention),
         *(f"decoder/blocks/{kind}_attention/{name}" for kind in ("self", "cross") for name in attention),
         *(f"{side}/blocks/feed_forward/{way}/weight" for side in ("encoder", "decoder") for way in ("input", "output")),
@@ -168,13 +168,13 @@ def test_impossible_configs_are_refused(changes, message):
 def test_ids_outside_the_vocabulary():
     model = filled(tiny.CONFIG)
     source, target = tiny.pairs()
-    with pytest.raises(UserError, match="id 12 is outside the vocabulary of 12"):
+    with pytest.raises(ValueError, match="id 12 is outside the vocabulary of 12"):
         model(source.at[0, 0].set(12), target)
-    with pytest.raises(UserError, match="id -1 is outside the vocabulary of 12"):
+    with pytest.raises(ValueError, match="id -1 is outside the vocabulary of 12"):
         model(source, target.at[0, 1].set(-1))
     learned = filled(replace(tiny.CONFIG, positions="learned", max_length=5))
     for call in (learned, partial(tiny.forward, learned)):
-        with pytest.raises(UserError, match="position 5 is outside the table of 5"):
+        with pytest.raises(ValueError, match="position 5 is outside the table of 5"):
             call(source, target)
     # A compiled function cannot raise; it must not pass off another word's vector either.
     assert bool(jnp.isnan(tiny.forward(model, source.at[0, 0].set(12), target)[0]).all())
@@ -237,7 +237,7 @@ def test_packed_pairs_have_no_influence_on_each_other():
     # Positions count from the beginning of each pair, and all tables learn.
     for table, length in ((influence.source_positions.table, 4), (influence.target_positions.table, 3)):
         assert (np.abs(table[...]).sum(axis=(0, 1, 3)) > 0).tolist() == [True] * length + [False] * (24 - length)
-    assert bool(jnp.any(influence.output.table[...] != 0))
+    assert bool(jnp.any(influence.lm_head.output.table[...] != 0))
 
 
 def test_dropout_has_three_rates():
@@ -275,11 +275,11 @@ def test_tied_tables_are_one_table_used_in_several_places():
     source, target = tiny.pairs()
     untied = replace(tiny.CONFIG, tie_embeddings="none")
     weights = large(untied)
-    weights["output/table"] = weights["target_embedding/table"]
+    weights["lm_head/output/table"] = weights["target_embedding/table"]
     like_target = tiny.forward(filled(untied, weights), source, target)
     given = tiny.forward(filled(replace(tiny.CONFIG, tie_embeddings="target"), weights), source, target)
     np.testing.assert_allclose(given, like_target, atol=1e-5)
-    weights["output/table"] = weights["target_embedding/table"] = weights["embedding/table"]
+    weights["lm_head/output/table"] = weights["target_embedding/table"] = weights["embedding/table"]
     like_all = tiny.forward(filled(untied, weights), source, target)
     np.testing.assert_allclose(tiny.forward(filled(tiny.CONFIG, weights), source, target), like_all, atol=1e-5)
     assert not np.allclose(like_target, like_all, atol=0.1)
@@ -291,16 +291,16 @@ def test_a_source_of_another_vocabulary_and_a_bias_for_each_word():
     source = np.where(source == 11, 19, source)
     assert set(named(abstract(config))) - set(named(abstract(tiny.CONFIG))) == {
         "target_embedding/table",
-        "output_bias",
+        "lm_head/bias",
     }
-    assert named(decays(abstract(config)))["output_bias"] is False
+    assert named(decays(abstract(config)))["lm_head/bias"] is False
     weights = large(config)
     biased = tiny.forward(filled(config, weights), source, target)
-    plain = tiny.forward(filled(config, weights | {"output_bias": np.zeros(tiny.VOCAB)}), source, target)
+    plain = tiny.forward(filled(config, weights | {"lm_head/bias": np.zeros(tiny.VOCAB)}), source, target)
     assert biased.shape == (*target.shape, tiny.VOCAB) and np.isfinite(biased).all()
-    difference = np.broadcast_to(weights["output_bias"], biased.shape)
+    difference = np.broadcast_to(weights["lm_head/bias"], biased.shape)
     np.testing.assert_allclose(biased - plain, difference, atol=1e-5)
-    with pytest.raises(UserError, match="id 20 is outside the vocabulary of 20"):
+    with pytest.raises(ValueError, match="id 20 is outside the vocabulary of 20"):
         filled(config, weights)(source + 1, target)
 
 

@@ -50,7 +50,7 @@ def test_published_parameter_counts(config, expected):
 def test_two_streams_agree_with_the_papers_written_out_pair_by_pair():
     text, weights = Text(), weights_of(CONFIG)
     model, options = filled(CONFIG, weights), {"valid": text.valid, "allowed": text.allowed, "memory": text.memory}
-    query, memory = hidden_and_memory(model, text.ids, text.types, places=text.places, **options)
+    query, memory = hidden_and_memory(model, text.ids, text.types, target_positions=text.places, **options)
     watched = attention(model, text.ids, text.types, **options)
     logits = model.logits(query)
     for row in range(ROWS):
@@ -58,7 +58,7 @@ def test_two_streams_agree_with_the_papers_written_out_pair_by_pair():
         np.testing.assert_allclose(query[row], expected.query, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(memory[:, row], expected.memory, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(watched[:, row], expected.weights, rtol=1e-4, atol=1e-5)
-        scores = expected.query @ weights["embedding/table"].T + weights["output_bias"]
+        scores = expected.query @ weights["embedding/table"].T + weights["lm_head/bias"]
         np.testing.assert_allclose(logits[row], scores, rtol=1e-4, atol=1e-4)
 
 
@@ -181,7 +181,7 @@ def test_dropout_is_everywhere_that_the_config_says(rates, one_stream, two_strea
 
     def number(places):
         model = abstract(replace(CONFIG, **rates))
-        function = partial(XLNet.hidden_and_memory, places=places, allowed=text.allowed)
+        function = partial(XLNet.hidden_and_memory, target_positions=places, allowed=text.allowed)
         return str(jax.make_jaxpr(function)(model, text.ids, dropout_key=keys)).count("random_bits[")
 
     assert (number(None), number(text.places)) == (one_stream, two_streams)
@@ -202,7 +202,7 @@ def test_bfloat16_computation_stays_near_float32():
     np.testing.assert_allclose(x.astype(jnp.float32), hidden_and_memory(make(), text.ids)[0], atol=0.1)
     far, expected = (jax.jit(lambda m: m._distances(1, 600, None))(make(each)) for each in (config, CONFIG))
     np.testing.assert_allclose(far.astype(jnp.float32), expected, atol=0.01)
-    options = {"places": text.places, "allowed": text.allowed, "memory": text.memory}
+    options = {"target_positions": text.places, "allowed": text.allowed, "memory": text.memory}
     x, memory = jax.eval_shape(partial(XLNet.hidden_and_memory, **options), abstract(config), text.ids)
     assert x.dtype == memory.dtype == jnp.bfloat16
     assert jax.eval_shape(XLNet.logits, abstract(config), x).dtype == jnp.float32
@@ -223,7 +223,7 @@ def test_all_but_biases_and_norms_begin_with_the_same_deviation():
     config = replace(CONFIG, d_model=160, num_heads=4, d_ff=320, num_layers=2)
     model = jax.jit(lambda: XLNet(config, rngs=nnx.Rngs(0)))()
     for name, leaf in leaves(jax.device_get(model)).items():
-        if name == "output_bias" or "norm/bias" in name or ("feed_forward" in name and "/bias" in name):
+        if name == "lm_head/bias" or "norm/bias" in name or ("feed_forward" in name and "/bias" in name):
             assert not leaf.any()
         elif "norm/scale" in name:
             assert (leaf == 1).all()
@@ -263,7 +263,7 @@ def test_matrices_decay_and_nothing_else_does():
 def test_impossible_configs_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         replace(CONFIG, **options)
-    with pytest.raises(UserError, match="vocab_size and pad_id are the tokenizer's to say"):
+    with pytest.raises(UserError, match="vocab_size and pad_id come from the tokenizer"):
         XLNet(replace(CONFIG, pad_id=None), rngs=nnx.Rngs(0))
 
 
@@ -271,8 +271,8 @@ def test_mistakes_are_named():
     text, model = Text(), make()
     options = {"valid": ALL_VALID, "allowed": text.allowed}
     for move, outside in ((1, 6), (-1, -1)):
-        with pytest.raises(ValueError, match=f"place {outside} is outside the row of 6 tokens"):
-            jax.eval_shape(partial(model.predict, places=text.places + move, **options), text.ids)
+        with pytest.raises(ValueError, match=f"target position {outside} is outside the row of 6 tokens"):
+            jax.eval_shape(partial(model.predict, target_positions=text.places + move, **options), text.ids)
     # A compiled function cannot raise; it must not pass off another place's logits either.
     for move in (-1, 1):
         places = text.places + move

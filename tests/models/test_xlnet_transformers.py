@@ -41,7 +41,7 @@ def original(config, **changes):
         "transformer.word_embedding.weight": weights["embedding/table"],
         "transformer.mask_emb": weights["mask_embedding"][None, None],
         "lm_loss.weight": weights["embedding/table"],
-        "lm_loss.bias": weights["output_bias"],
+        "lm_loss.bias": weights["lm_head/bias"],
     }
     ours = {
         "rel_attn.q": "self_attention/query/weight",
@@ -155,7 +155,7 @@ def test_two_streams_are_those_of_transformers(remembers):
     options, there = {"valid": text.valid, "allowed": text.allowed}, as_there(text)
     if remembers:
         expected = run_original(original(CONFIG), text, **there)
-        options |= {"places": text.places, "memory": text.memory}
+        options |= {"target_positions": text.places, "memory": text.memory}
         x, memory = hidden_and_memory(model, text.ids, text.types, **options)
         close(x, expected.hidden)
         close(memory, expected.memory)

@@ -10,18 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from transformer_jax.models import make_model
-
 
 @cache
 def abstract(config):
     """The model of a config, with shapes in place of its weights."""
-    return jax.eval_shape(lambda: make_model(config, rngs=nnx.Rngs(0)))
+    return jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
 
 
 def drawn(config, seed=0):
     """The model of a config as its initializers make it."""
-    return jax.jit(lambda: make_model(config, rngs=nnx.Rngs(seed)))()
+    return jax.jit(lambda: config.build(nnx.Rngs(seed)))()
 
 
 def filled(config, weights=None):

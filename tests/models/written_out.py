@@ -39,7 +39,7 @@ def gpt(weights, config, ids):
     own = {"sees": lambda t, s: s <= t, "seen": seen, "turn": None if learned else turn}
     for block in _blocks(weights, "decoder/blocks"):
         x = _layer(x, block, config, own=own)
-    output = weights["embedding/table"] if config.tie_embeddings else weights["output/table"]
+    output = weights["embedding/table"] if config.tie_embeddings else weights["lm_head/output/table"]
     return norm(x, weights, "norm", config) @ output.T, np.stack(seen)
 
 
@@ -67,7 +67,9 @@ def t5(weights, config, source, target):
         x = _layer(x, block, config, own=own, memory=memory, cross=cross)
     x = norm(x, weights, "decoder/norm", config)
     tied = config.tie_embeddings
-    logits = x / math.sqrt(config.d_model) @ weights["embedding/table"].T if tied else x @ weights["output/table"].T
+    logits = (
+        x / math.sqrt(config.d_model) @ weights["embedding/table"].T if tied else x @ weights["lm_head/output/table"].T
+    )
     return logits, np.stack(encoder), np.stack(decoder), np.stack(crossing)
 
 

@@ -4,10 +4,11 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from tests.tasks.running import write
 from transformer_jax.data import BatchingConfig, Tokenizer, TokenizerConfig
 from transformer_jax.models import GPTConfig
 from transformer_jax.tasks import CausalLMConfig
-from transformer_jax.training.config import from_json, to_json
+from transformer_jax.training.serialization import from_json, to_json
 
 MODEL = GPTConfig.small()
 
@@ -26,9 +27,9 @@ def byte_pairs(*, begins: bool) -> tokenizers.Tokenizer:
 def begins(tokenizer: Tokenizer, *, separate: bool) -> bool:
     """Whether a prompt has a begin token: then even an empty one has something to go on from."""
     task = CausalLMConfig(separate=separate).build(tokenizer, MODEL, BatchingConfig())
-    assert task.faults(["a"]) == [None]
+    assert task.problems(["a"]) == [None]
     (prompt,) = task._prompts(["a"])
-    assert (prompt[0] == tokenizer.begin_id) == (task.faults([""]) == [None])
+    assert (prompt[0] == tokenizer.begin_id) == (task.problems([""]) == [None])
     return prompt[0] == tokenizer.begin_id
 
 
@@ -71,6 +72,6 @@ def test_a_prompt_that_the_tokenizer_does_not_know_is_told(recwarn):
     task = CausalLMConfig().build(tokenizer, MODEL, BatchingConfig())
     prompts = ["the cat", "THE CAT", "the cat SAT", ""]
     with pytest.raises(AttributeError):  # there is no model
-        task.complete(None, prompts, None)
+        write(task, None, prompts)
     (warning,) = recwarn
     assert str(warning.message).startswith("2 of 2 tokens are unknown to the tokenizer (<unk>) in 1 of 4 prompts; ")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from transformer_jax.data import Batches, BatchingConfig, Store, Tokenizer, TokenizerConfig
+from transformer_jax.data.columns import Column
 from transformer_jax.models import BertConfig, GPTConfig, T5Config, XLNetConfig
 from transformer_jax.tasks import CausalLMConfig, DenoisingConfig, MaskedLMConfig, PermutationLMConfig
 
@@ -39,7 +40,7 @@ def corpus(documents, *, sentences):
             [{"text": text} for text in (*texts, [])] if sentences else [{"text": list(range(count, int(ends[-1])))}]
         )
         count = int(ends[-1])
-    return Store.of(lines), range(FIRST, count)
+    return Store.of(lines, {"text": Column()}), range(FIRST, count)
 
 
 def masked_lm(tokenizer, length, **settings):
@@ -55,7 +56,7 @@ def epoch(layout, number, *, seed=0):
 def unmasked(batch):
     ids = batch["ids"].copy()
     for row, (positions, labels, weights) in enumerate(
-        zip(batch["places"], batch["labels"], batch["weights"], strict=True)
+        zip(batch["positions"], batch["labels"], batch["weights"], strict=True)
     ):
         ids[row, positions[weights > 0]] = labels[weights > 0]
     return ids
@@ -69,7 +70,7 @@ def seen(*arrays):
 @pytest.mark.parametrize("length", [8, 16, 64])
 def test_masked_texts_have_every_token_once(tokenizer, documents, length):
     store, tokens = corpus(documents, sentences=True)
-    layout = masked_lm(tokenizer, length, next_sentence=False).layout(store)
+    layout = masked_lm(tokenizer, length, next_sentence=False).layout(store, training=True)
     for number in range(2):
         assert seen(*map(unmasked, epoch(layout, number))) == Counter(tokens)
 
@@ -78,7 +79,7 @@ def test_masked_texts_have_every_token_once(tokenizer, documents, length):
 @pytest.mark.parametrize("length", [8, 16, 64])
 def test_masked_pairs_have_every_token(tokenizer, documents, length):
     store, tokens = corpus(documents, sentences=True)
-    layout = masked_lm(tokenizer, length).layout(store)
+    layout = masked_lm(tokenizer, length).layout(store, training=True)
     for number in range(3):
         assert set(seen(*map(unmasked, epoch(layout, number, seed=length)))) == set(tokens)
     assert set(seen(*(unmasked(batch) for _, batch in Batches(layout).once()))) == set(tokens)
@@ -89,7 +90,7 @@ def test_masked_pairs_have_every_token(tokenizer, documents, length):
 def test_spans_and_what_is_around_them_are_every_token_once(tokenizer, documents, length):
     store, tokens = corpus(documents, sentences=False)
     model = replace(T5Config.small(FIRST, pad_id=tokenizer.pad_id), max_length=length, **SIZES)
-    layout = DenoisingConfig().build(tokenizer, model, BatchingConfig(rows=4)).layout(store)
+    layout = DenoisingConfig().build(tokenizer, model, BatchingConfig(rows=4)).layout(store, training=True)
     assert seen(*(batch[name] for batch in epoch(layout, 1) for name in ("source", "target"))) == Counter(tokens)
 
 
@@ -98,7 +99,7 @@ def test_spans_and_what_is_around_them_are_every_token_once(tokenizer, documents
 def test_permuted_texts_have_every_token_once(tokenizer, documents, length):
     store, tokens = corpus(documents, sentences=False)
     model = replace(XLNetConfig.base(50, pad_id=tokenizer.pad_id), max_length=length, **SIZES)
-    layout = PermutationLMConfig().build(tokenizer, model, BatchingConfig(rows=4)).layout(store)
+    layout = PermutationLMConfig().build(tokenizer, model, BatchingConfig(rows=4)).layout(store, training=True)
     assert seen(*(batch["ids"] for batch in epoch(layout, 1))) == Counter(tokens)
 
 
@@ -107,13 +108,13 @@ def test_permuted_texts_have_every_token_once(tokenizer, documents, length):
 def test_a_language_model_predicts_every_token_but_the_first_once(tokenizer, documents, length):
     store, tokens = corpus(documents, sentences=False)
     model = replace(GPTConfig.small(50), max_length=length, d_model=16, num_heads=2, d_ff=24, dtype="float32")
-    layout = CausalLMConfig(separate=False).build(tokenizer, model, BatchingConfig(rows=4)).layout(store)
+    layout = CausalLMConfig(separate=False).build(tokenizer, model, BatchingConfig(rows=4)).layout(store, training=True)
     assert seen(*(batch["text"][:, 1:] for batch in epoch(layout, 1))) == Counter(tokens[1:])
 
 
 @pytest.mark.parametrize("documents", [CORPORA["long lines"], CORPORA["short lines"], [[20, 20]] * 30])
 def test_about_half_the_pairs_go_on_in_the_middle_of_a_long_line_too(tokenizer, documents):
-    layout = masked_lm(tokenizer, 64).layout(corpus(documents, sentences=True)[0])
+    layout = masked_lm(tokenizer, 64).layout(corpus(documents, sentences=True)[0], training=True)
     labels = [batch["pair"][batch["weights"].any(axis=1)] for number in range(10) for batch in epoch(layout, number)]
     assert 0.4 < 1 - np.concatenate(labels).mean() < 0.6
     assert len({tuple(np.sort(label)) for label in labels}) > 1
@@ -122,7 +123,7 @@ def test_about_half_the_pairs_go_on_in_the_middle_of_a_long_line_too(tokenizer, 
 def test_a_pair_that_goes_on_does_so_token_by_token_and_fills_its_row(tokenizer):
     store, _ = corpus(CORPORA["mixed"], sentences=True)
     document_of = np.repeat(np.arange(5), [sum(document) for document in CORPORA["mixed"]])
-    layout = masked_lm(tokenizer, 64).layout(store)
+    layout = masked_lm(tokenizer, 64).layout(store, training=True)
     full = {0: [], 1: []}
     for batch in (batch for number in range(20) for batch in epoch(layout, number)):
         ids = unmasked(batch)
@@ -144,7 +145,7 @@ def test_whole_sentences_are_kept_where_they_fit(tokenizer):
     store, _ = corpus(documents, sentences=True)
     ends = {FIRST + int(end) for end in np.cumsum([length for document in documents for length in document])}
     for settings in ({}, {"next_sentence": False}):
-        layout = masked_lm(tokenizer, 64, **settings).layout(store)
+        layout = masked_lm(tokenizer, 64, **settings).layout(store, training=True)
         for batch in epoch(layout, 0):
             ids = unmasked(batch)
             for row in np.flatnonzero(batch["weights"].any(axis=1)):

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.tasks.running import ONE, write
 from transformer_jax.data import BatchingConfig, Tokenizer, TokenizerConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models import T5, Bert, BertConfig, T5Config, XLNet, XLNetConfig
 from transformer_jax.parallel import Strategy
-from transformer_jax.tasks import DenoisingConfig, MaskedLMConfig, PermutationLMConfig
+from transformer_jax.tasks import DenoisingConfig, MaskedLMConfig, PermutationLMConfig, Predictor
 
-ONE, EIGHT = Strategy(1, None), Strategy(8, "data")
+EIGHT = Strategy(8, "data")
 BUCKETS, LENGTH = 3, 40
 LETTERS = "abcdefgh"
 RECORDS = [{"text": "\n".join(LETTERS[n % 5 :] * (1 + n % 3) for n in range(7))} for _ in range(4)]
@@ -83,21 +84,21 @@ def test_ragged_texts_compile_once_per_bucket(request, family, gap):
     task, model = request.getfixturevalue(family)
     texts = ragged(gap)
     with compilations() as counts:
-        whole = task.complete(model, texts, ONE)
+        whole = write(task, model, texts)
         assert 1 <= counts["compiled"] <= BUCKETS
-        alone = [task.complete(model, [text], ONE)[0] for text in texts[:40]]
+        alone = [write(task, model, [text])[0] for text in texts[:40]]
         for first in (1, 7, 77):
-            assert task.complete(model, texts[first:], ONE) == whole[first:]
+            assert write(task, model, texts[first:]) == whole[first:]
         assert counts["compiled"] <= BUCKETS
     assert alone == whole[:40]
-    assert task.complete(model, [], ONE) == []
+    assert write(task, model, []) == []
 
 
 @pytest.mark.parametrize(("family", "gap"), [("bert", "[MASK]"), ("t5", "<extra_id_{}>")])
 def test_all_devices_give_what_one_gives(request, family, gap):
     task, model = request.getfixturevalue(family)
     texts = ragged(gap, 50)
-    assert task.complete(EIGHT.replicate(model), texts, EIGHT) == task.complete(model, texts, ONE)
+    assert write(task, EIGHT.replicate(model), texts, EIGHT) == write(task, model, texts)
 
 
 def test_masks_are_filled_as_the_model_says_row_by_row(bert, tokenizer):
@@ -106,20 +107,21 @@ def test_masks_are_filled_as_the_model_says_row_by_row(bert, tokenizer):
         (ids,) = task._masked([text])
         logits = np.asarray(model.masked_lm(model(np.array([ids]))))[0, :, : tokenizer.vocab_size]
         expected = [int(guess) if id == task.mask_id else id for id, guess in zip(ids, logits.argmax(-1), strict=True)]
-        assert task.complete(model, [text], ONE) == tokenizer.decode([expected])
+        assert write(task, model, [text]) == tokenizer.decode([expected])
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "xlnet"])
 def test_samples_compile_once_on_any_devices_and_are_as_many_as_asked_for(request, family):
     task, model = request.getfixturevalue(family)
     with compilations() as counts:
-        shown = task.samples(model, RECORDS, ONE)
+        shown = task.samples(RECORDS, Predictor(task, model, ONE))
         assert counts["compiled"] <= 1
-        assert task.samples(model, RECORDS[:2], ONE) == shown[:2]
+        assert task.samples(RECORDS, Predictor(task, model, ONE)) == shown
+        assert len(task.samples(RECORDS[:2], Predictor(task, model, ONE))) == 2
         assert counts["compiled"] <= 1
     assert len(shown) == len(RECORDS) and all(sample["reference"] for sample in shown)
-    assert task.samples(EIGHT.replicate(model), RECORDS, EIGHT) == shown
-    assert task.samples(model, [{"text": ""}], ONE) == []
+    assert task.samples(RECORDS, Predictor(task, EIGHT.replicate(model), EIGHT)) == shown
+    assert task.samples([{"text": ""}], Predictor(task, model, ONE)) == []
 
 
 @pytest.mark.parametrize(("family", "gap"), [("bert", "[MASK]"), ("t5", "<extra_id_{}>"), ("xlnet", "")])
@@ -127,7 +129,7 @@ def test_attention_compiles_once_per_bucket_and_leaves_out_padding(request, fami
     task, model = request.getfixturevalue(family)
     texts = ragged(gap, 12)
     with compilations() as counts:
-        found = [task.attention(model, text, ONE) for text in texts]
+        found = [task.attention(text, Predictor(task, model, ONE)) for text in texts]
         few = counts["compiled"]
     for text, (_, maps) in zip(texts, found, strict=True):
         letters = [letter for letter in re.sub(r"<extra_id_\d>|\[MASK\]", "", text) if letter in LETTERS]
@@ -143,17 +145,19 @@ def test_attention_is_that_of_the_text_alone(bert, xlnet, tokenizer):
     task, model = bert
     (ids,) = task._masked(["abc[MASK]de"])
     alone = np.asarray(model.attention(np.array([ids])))[:, 0]
-    np.testing.assert_allclose(task.attention(model, "abc[MASK]de", ONE)[1][0].weights, alone, atol=1e-6)
+    np.testing.assert_allclose(
+        task.attention("abc[MASK]de", Predictor(task, model, ONE))[1][0].weights, alone, atol=1e-6
+    )
     task, model = xlnet
     ids = [*tokenizer.encode(["abcde"])[0], tokenizer.end_id, tokenizer.begin_id]
     alone = np.asarray(model.attention(np.array([ids]), np.array([[0] * 6 + [2]])))[:, 0]
-    np.testing.assert_allclose(task.attention(model, "abcde", ONE)[1][0].weights, alone, atol=1e-6)
+    np.testing.assert_allclose(task.attention("abcde", Predictor(task, model, ONE))[1][0].weights, alone, atol=1e-6)
 
 
 def test_a_text_too_long_for_its_attention_is_named(bert):
     task, model = bert
     with pytest.raises(UserError, match="has 62 tokens; the model reads at most 40"):
-        task.attention(model, "a" * 60, ONE)
+        task.attention("a" * 60, Predictor(task, model, ONE))
 
 
 @pytest.mark.parametrize("mask", ["[MASK]", "<mask>"])
@@ -165,4 +169,4 @@ def test_the_mask_may_be_typed_as_the_tokenizer_has_it(tokenizer, mask):
     assert task.mask_id == named.find(mask)
     assert task._masked([f"ab{mask}c"]) == task._masked(["ab[MASK]c"])
     assert task._masked(["ab[MASK]c"])[0].count(task.mask_id) == 1
-    assert task.faults([f"ab{mask}c", "abc"]) == [None, f"has no {mask} to be filled"]
+    assert task.problems([f"ab{mask}c", "abc"]) == [None, f"has no {mask} to be filled"]

@@ -1,4 +1,4 @@
-"""What all pre-training tasks have in common: batches are functions of (seed, step, slot), figures of data alone."""
+"""What all pre-training tasks have in common: batches are functions of (seed, step, slot), metrics of data alone."""
 
 from dataclasses import replace
 
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.data import Batches, BatchingConfig, Part, Store, Tokenizer, TokenizerConfig
-from transformer_jax.models import BertConfig, GPTConfig, T5Config, XLNetConfig, make_model
-from transformer_jax.parallel import Strategy
-from transformer_jax.tasks import CausalLMConfig, DenoisingConfig, MaskedLMConfig, PermutationLMConfig
+from tests.tasks.running import ONE, evaluate, store_of
+from transformer_jax.data import Batches, BatchingConfig, Shard, Tokenizer, TokenizerConfig
+from transformer_jax.models import BertConfig, GPTConfig, T5Config, XLNetConfig
+from transformer_jax.tasks import CausalLMConfig, DenoisingConfig, MaskedLMConfig, PermutationLMConfig, Predictor
+from transformer_jax.tasks.task import loss_terms, mean_loss
 
 TEXTS = [
     "\n".join(f"{animal} number {n} {verb} over the fence." for verb in ("jumps", "flies", "looks") for n in range(2))
@@ -19,7 +20,6 @@ TEXTS = [
 RECORDS = [{"text": text} for text in TEXTS]
 SIZES = {"d_model": 16, "num_heads": 2, "d_ff": 24, "dtype": "float32"}
 LENGTH = 24
-ONE = Strategy(1, None)
 
 TASKS = {
     "causal": (CausalLMConfig(), GPTConfig.small(None), {"num_layers": 1}),
@@ -43,12 +43,13 @@ def made(request, tokenizer):
     model = replace(model, vocab_size=vocab_size, max_length=LENGTH, **SIZES, **sizes)
     if not isinstance(model, GPTConfig):
         model = replace(model, pad_id=tokenizer.pad_id)
+    model = config.adapt(model, RECORDS)
     task = config.build(tokenizer, model, BatchingConfig(rows=4))
-    return task, jax.jit(lambda: make_model(model, rngs=nnx.Rngs(0)))()
+    return task, jax.jit(lambda: model.build(nnx.Rngs(0)))()
 
 
 def layout(task):
-    return task.layout(Store.of(task.encode(RECORDS)))
+    return task.layout(store_of(task, RECORDS), training=True)
 
 
 def equal(first, second):
@@ -65,32 +66,47 @@ def test_a_batch_is_a_function_of_the_seed_and_its_number(made):
     assert not equal(batches[1], Batches(layout(task), seed=4, multiple=2)[1])
 
 
-def test_processes_make_their_parts_of_the_same_batch(made):
+def test_processes_make_their_shards_of_the_same_batch(made):
     task, _ = made
     whole = Batches(layout(task), multiple=2)[1]
-    parts = [Batches(layout(task), multiple=2, part=Part(index, 2))[1] for index in range(2)]
-    assert equal(whole, {name: np.concatenate([part[name] for part in parts]) for name in whole})
+    shards = [Batches(layout(task), multiple=2, shard=Shard(index, 2))[1] for index in range(2)]
+    assert equal(whole, {name: np.concatenate([shard[name] for shard in shards]) for name in whole})
 
 
-def test_figures_do_not_depend_on_how_rows_are_batched(made):
+def test_metrics_do_not_depend_on_how_rows_are_batched(made):
     task, model = made
-    figures = task.evaluate(model, RECORDS, ONE)
+    metrics = evaluate(task, model, RECORDS)
     seen = []
-    again = replace(task, batching=BatchingConfig(rows=3)).evaluate(model, RECORDS, ONE, tick=seen.append)
-    assert figures == pytest.approx(again, rel=1e-5)
-    assert sum(seen) == len(RECORDS)
+    again = evaluate(replace(task, batching=BatchingConfig(rows=3)), model, RECORDS, tick=seen.append)
+    assert metrics == pytest.approx(again, rel=1e-5)
+    assert sum(seen) == sum(bucket.num_rows for bucket in layout(task).buckets)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10_000])
+def test_so_many_rows_are_evaluated_and_no_more(made, limit):
+    task, model = made
+    num_rows, seen = sum(bucket.num_rows for bucket in layout(task).buckets), []
+    metrics = evaluate(task, model, RECORDS, limit=limit, tick=seen.append)
+    assert 3 < num_rows < 10_000 and sum(seen) == min(limit, num_rows)
+    assert (metrics == evaluate(task, model, RECORDS)) == (limit > num_rows)
 
 
 def test_rows_that_only_fill_a_batch_up_weigh_nothing(made):
     task, model = made
     rows = layout(task)
     some = min(2, rows.buckets[0].num_rows)
-    chance = lambda place: np.random.default_rng(place)  # noqa: E731
-    loss = jax.jit(jax.value_and_grad(lambda model, batch: task.loss(model, batch, None), has_aux=True))
-    (exact, weight), gradient = loss(model, rows.rows(0, np.arange(some), some, chance))
-    (filled, filled_weight), filled_gradient = loss(model, rows.rows(0, np.arange(some), some + 3, chance))
-    assert float(weight) == float(filled_weight) > 0
-    np.testing.assert_allclose(exact, filled, rtol=1e-5)
+
+    def total(model, batch):
+        terms = loss_terms(task.loss(model, batch, None))
+        return sum(term.factor * term.total for term in terms.values()), terms
+
+    loss = jax.jit(jax.value_and_grad(total, has_aux=True))
+    (_, exact), gradient = loss(model, rows.rows(0, np.arange(some), some, np.random.default_rng))
+    (_, filled), filled_gradient = loss(model, rows.rows(0, np.arange(some), some + 3, np.random.default_rng))
+    assert exact.keys() == filled.keys()
+    for name, term in exact.items():
+        assert float(term.weight) == float(filled[name].weight) > 0
+        np.testing.assert_allclose(term.total, filled[name].total, rtol=1e-5)
     for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(filled_gradient), strict=True):
         assert np.isfinite(one).all()
         np.testing.assert_allclose(one, other, atol=1e-4 * max(1, np.abs(one).max()))
@@ -99,19 +115,18 @@ def test_rows_that_only_fill_a_batch_up_weigh_nothing(made):
 def test_every_weight_of_the_model_learns(made):
     task, model = made
     batch = next(batch for _, batch in Batches(layout(task)).once())
-    gradient = jax.jit(jax.grad(lambda model: task.loss(model, batch, None)[0]))(model)
+    gradient = jax.jit(jax.grad(lambda model: mean_loss(loss_terms(task.loss(model, batch, None)))["loss"]))(model)
     idle = {
         jax.tree_util.keystr(path, simple=True, separator="/")
         for path, leaf in jax.tree_util.tree_leaves_with_path(gradient)
         if not np.abs(leaf).max() > 0
     }
-    # Nothing is added to a softmax by what is the same for all keys, and one text does not need a pooler.
-    unused = {"pooler", "next_sentence_output"} if getattr(task.config, "next_sentence", None) is False else set()
-    assert {name.split("/")[0] for name in idle if "key/bias" not in name} == unused
+    # Nothing is added to a softmax by what is the same for all keys.
+    assert {name for name in idle if "key/bias" not in name} == set()
 
 
 def test_samples_name_their_input_first(made):
     task, model = made
-    samples = task.samples(model, RECORDS[:3], ONE)
+    samples = task.samples(RECORDS[:3], Predictor(task, model, ONE))
     assert len(samples) == 3 and next(iter(samples[0])) == "text"
     assert {tuple(sample) for sample in samples} <= {("text", "model"), ("text", "model", "reference")}

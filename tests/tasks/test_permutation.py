@@ -116,7 +116,7 @@ def test_who_sees_whom_in_words(is_target, functional, size):
     length = len(is_target)
     for seed in range(10):
         permuted = permutation_masks(is_target, functional, np.random.default_rng(seed), size=size)
-        assert permuted.places.tolist() == [place for place in range(length) if is_target[place]]
+        assert permuted.positions.tolist() == [place for place in range(length) if is_target[place]]
         order = permuted.order
         for i, j in itertools.product(range(length), repeat=2):
             known_to_all = not is_target[j] and not functional[j]
@@ -145,7 +145,7 @@ def test_a_prediction_depends_on_no_target_that_is_to_come():
     permuted = permutation_masks(at(12, 1, 2, 6, 8), functional, np.random.default_rng(2))
     reached = np.linalg.matrix_power(permuted.content.astype(int), 8) > 0
     reached = permuted.query.astype(int) @ reached.astype(int) > 0
-    for place in permuted.places:
+    for place in permuted.positions:
         to_come = permuted.order >= permuted.order[place]
         assert to_come[place] and not reached[place][to_come].any()
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from transformer_jax.data import Batches, BatchingConfig, Store, Tokenizer, TokenizerConfig
+from tests.tasks.running import ONE, evaluate, store_of, write
+from transformer_jax.data import Batches, BatchingConfig, Tokenizer, TokenizerConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models import T5, Bert, BertConfig, T5Config, XLNetConfig
-from transformer_jax.parallel import Strategy
-from transformer_jax.tasks import DenoisingConfig, MaskedLMConfig, PermutationLMConfig
+from transformer_jax.tasks import DenoisingConfig, MaskedLMConfig, PermutationLMConfig, Predictor
 
-ONE = Strategy(1, None)
 # Every document has letters of its own, so that the text of a row shows where it is from.
 DOCUMENTS = [
     "\n".join("".join(letters[(i + j) % 4] for j in range(5 + i % 3)) for i in range(9))
@@ -30,14 +29,14 @@ def tokenizer():
     return Tokenizer.train(DOCUMENTS, TokenizerConfig(kind="characters", vocab_size=50))
 
 
-def chance(place):
-    return np.random.default_rng((7, place))
+def rng(position):
+    return np.random.default_rng((7, position))
 
 
 def rows(task, count=60):
-    layout = task.layout(Store.of(task.encode(RECORDS)))
+    layout = task.layout(store_of(task, RECORDS), training=True)
     numbers = np.arange(count) % layout.buckets[0].num_rows
-    return layout.rows(0, numbers, count, chance)
+    return layout.rows(0, numbers, count, rng)
 
 
 def masked(tokenizer, **settings):
@@ -53,7 +52,7 @@ def documents_of(tokenizer, ids):
 def unmasked(batch, row):
     ids = batch["ids"][row].copy()
     chosen = batch["weights"][row] > 0
-    ids[batch["places"][row][chosen]] = batch["labels"][row][chosen]
+    ids[batch["positions"][row][chosen]] = batch["labels"][row][chosen]
     return ids
 
 
@@ -75,7 +74,7 @@ def test_the_share_of_a_row_that_is_predicted(tokenizer):
         length = batch["valid"][row].sum()
         assert batch["weights"][row].sum() == min(task.max_predictions, max(1, round(0.25 * length)))
         special = np.isin(unmasked(batch, row), (tokenizer.begin_id, tokenizer.end_id))
-        assert not special[batch["places"][row][batch["weights"][row] > 0]].any()
+        assert not special[batch["positions"][row][batch["weights"][row] > 0]].any()
 
 
 def test_without_pairs_a_row_is_one_text(tokenizer):
@@ -91,13 +90,13 @@ def test_whole_words_are_masked_whole():
     settings = TokenizerConfig(kind="wordpiece", vocab_size=40)
     tokenizer = Tokenizer.train(texts, settings)
     task = masked(tokenizer, whole_words=True, rate=0.5)
-    layout = task.layout(Store.of(task.encode([{"text": text} for text in texts])))
-    batch = layout.rows(0, np.arange(20) % layout.buckets[0].num_rows, 20, chance)
+    layout = task.layout(store_of(task, [{"text": text} for text in texts]), training=True)
+    batch = layout.rows(0, np.arange(20) % layout.buckets[0].num_rows, 20, rng)
     continues = tokenizer.continues()
     assert continues.any() and not continues.all()
     for row in range(20):
         ids, chosen = unmasked(batch, row), np.zeros(task.max_length, bool)
-        chosen[batch["places"][row][batch["weights"][row] > 0]] = True
+        chosen[batch["positions"][row][batch["weights"][row] > 0]] = True
         for place in range(1, task.max_length):
             begins = ids[place - 1] in (tokenizer.begin_id, tokenizer.end_id)
             if batch["valid"][row, place] and continues[ids[place]] and not begins:
@@ -118,9 +117,9 @@ def test_masks_are_filled_and_the_rest_is_left(tokenizer):
         BertConfig.base(tokenizer.vocab_size + 1, pad_id=tokenizer.pad_id), max_length=32, num_layers=1, **SIZES
     )
     model = jax.jit(lambda: Bert(config, rngs=nnx.Rngs(0)))()
-    (filled,) = task.complete(model, ["abc[MASK]d[MASK]"], ONE)
+    (filled,) = write(task, model, ["abc[MASK]d[MASK]"])
     assert re.fullmatch("abc.?d.?", filled, re.DOTALL)
-    assert task.faults(["abc", "a[MASK]", "a" * 40 + "[MASK]"]) == [
+    assert task.problems(["abc", "a[MASK]", "a" * 40 + "[MASK]"]) == [
         "has no [MASK] to be filled",
         None,
         "has 43 tokens; the model reads at most 32",
@@ -135,10 +134,10 @@ def test_a_space_before_a_mask_is_part_of_it_where_words_begin_with_one(kind, is
     assert task._masked(["bc[MASK] a"]) != task._masked(["bc[MASK]a"])
 
 
-def test_heads_that_the_task_trains_must_be_there(tokenizer):
-    model = replace(BertConfig.base(50), heads=("pooler", "masked_lm"))
-    with pytest.raises(UserError, match="lack 'next_sentence', which the task trains"):
-        MaskedLMConfig().build(tokenizer, model, BatchingConfig())
+def test_a_model_gets_the_heads_that_the_task_trains_and_no_others():
+    model = replace(BertConfig.base(50), heads=("tagger",), num_labels=3)
+    assert set(MaskedLMConfig().adapt(model, RECORDS).heads) == {"pooler", "masked_lm", "next_sentence"}
+    assert set(MaskedLMConfig(next_sentence=False).adapt(model, RECORDS).heads) == {"masked_lm"}
 
 
 def denoising(tokenizer, **settings):
@@ -151,9 +150,9 @@ def test_source_and_target_together_are_the_text(tokenizer):
     sentinels = task.sentinels
     assert sentinels[0] == tokenizer.vocab_size + 99 and list(sentinels) == sorted(sentinels, reverse=True)
     stream = np.concatenate([example["text"] for example in task.encode(RECORDS)])
-    layout = task.layout(Store.of(task.encode(RECORDS)))
+    layout = task.layout(store_of(task, RECORDS), training=True)
     count = layout.buckets[0].num_rows
-    batch = layout.rows(0, np.arange(count), count, chance)
+    batch = layout.rows(0, np.arange(count), count, rng)
     texts = []
     for source, target in zip(batch["source"].tolist(), batch["target"].tolist(), strict=True):
         assert target[0] == tokenizer.pad_id and target[1] == sentinels[0]
@@ -184,15 +183,15 @@ class Constant(nnx.Module):
 def test_the_loss_of_the_text_leaves_out_sentinels_and_ends(tokenizer):
     task = denoising(tokenizer)
     logits = np.random.default_rng(0).normal(size=tokenizer.vocab_size + 100).astype(np.float32)
-    figures = task.evaluate(Constant(jnp.asarray(logits)), RECORDS, ONE)
+    metrics = evaluate(task, Constant(jnp.asarray(logits)), RECORDS)
     losses = np.log(np.exp(logits).sum()) - logits
-    batches = Batches(task.layout(Store.of(task.encode(RECORDS)))).once()
+    batches = Batches(task.layout(store_of(task, RECORDS), training=True)).once()
     labels = np.concatenate([batch["target"][:, 1:].ravel() for _, batch in batches])
     labels = labels[labels != tokenizer.pad_id]
     text = labels[~np.isin(labels, [*task.sentinels, tokenizer.end_id])]
     assert 0 < len(text) < len(labels)
-    np.testing.assert_allclose(figures["loss"], losses[labels].mean(), rtol=1e-5)
-    np.testing.assert_allclose(figures["text_loss"], losses[text].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], losses[labels].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["text_loss"], losses[text].mean(), rtol=1e-5)
 
 
 def test_gaps_are_written_and_shown(tokenizer):
@@ -200,15 +199,15 @@ def test_gaps_are_written_and_shown(tokenizer):
     (ids,) = task._sources(["ab<extra_id_0>cd<extra_id_1>"])
     assert ids == [*tokenizer.encode(["ab"])[0], task.sentinels[0], *tokenizer.encode(["cd"])[0], task.sentinels[1], 2]
     assert task._shown(ids[:-1]) == "ab<extra_id_0>cd<extra_id_1>"
-    assert task.faults(["abc", "a<extra_id_0>"]) == ["has no gap <extra_id_0> to be filled", None]
+    assert task.problems(["abc", "a<extra_id_0>"]) == ["has no gap <extra_id_0> to be filled", None]
     sizes = SIZES | {"num_encoder_layers": 1, "num_decoder_layers": 1}
     config = replace(T5Config.small(tokenizer.vocab_size + 100, pad_id=tokenizer.pad_id), max_length=32, **sizes)
     model = jax.jit(lambda: T5(config, rngs=nnx.Rngs(0)))()
     texts = ["ab<extra_id_0>cd", "<extra_id_0>"]
-    assert task.complete(model, texts, ONE) == [task.complete(model, [text], ONE)[0] for text in texts]
+    assert write(task, model, texts) == [write(task, model, [text])[0] for text in texts]
     # What is written is attended to as it was written, not as its text would be read again.
-    _, (cross, *_) = task.attention(model, texts[0], ONE)
-    (written,) = task._fill(model, texts[:1], ONE)
+    _, (cross, *_) = task.attention(texts[0], Predictor(task, model, ONE))
+    (written,) = task._fill(texts[:1], Predictor(task, model, ONE))
     assert len(cross.queries) == len(written) + 1  # and its end
 
 
@@ -220,11 +219,11 @@ def test_too_few_sentinels_are_an_error_before_training(tokenizer):
 def test_no_place_sees_its_own_token_and_padding_is_on_the_left(tokenizer):
     model = replace(XLNetConfig.base(tokenizer.vocab_size, pad_id=tokenizer.pad_id), max_length=32, **SIZES)
     task = PermutationLMConfig().build(tokenizer, model, BatchingConfig(rows=4))
-    layout = task.layout(Store.of(task.encode(RECORDS)))
+    layout = task.layout(store_of(task, RECORDS), training=True)
     count = layout.buckets[0].num_rows
-    batch = layout.rows(0, np.arange(count), count, chance)
+    batch = layout.rows(0, np.arange(count), count, rng)
     for row in range(count):
-        places = batch["places"][row][batch["weights"][row] > 0]
+        places = batch["positions"][row][batch["weights"][row] > 0]
         assert len(places) >= 1 and len(set(places)) == len(places)
         np.testing.assert_array_equal(batch["ids"][row][places], batch["labels"][row][batch["weights"][row] > 0])
         assert not batch["allowed"][row][places, places].any()
@@ -235,3 +234,28 @@ def test_no_place_sees_its_own_token_and_padding_is_on_the_left(tokenizer):
     padding = batch["ids"][-1] == tokenizer.pad_id
     assert padding.any() and not padding[padding.argmin() :].any()
     assert len(places) < task.num_predict == 5
+
+
+def test_the_loss_is_the_mean_over_masked_tokens_plus_the_mean_over_pairs(tokenizer):
+    """However many tokens of a row are masked: each mean is over its own number."""
+    task = masked(tokenizer, rate=0.3)
+    config = replace(
+        BertConfig.base(tokenizer.vocab_size + 1, pad_id=tokenizer.pad_id), max_length=32, num_layers=1, **SIZES
+    )
+    model = jax.jit(lambda: Bert(config, rngs=nnx.Rngs(0)))()
+    tokens, pairs = [], []
+    for _, batch in Batches(task.layout(store_of(task, RECORDS), training=False)).once():
+        hidden = model(batch["ids"], batch["types"], valid=batch["valid"])
+        by_token = np.asarray(jax.nn.log_softmax(model.masked_lm(hidden)))
+        by_pair = np.asarray(jax.nn.log_softmax(model.next_sentence(hidden)))
+        for row in np.flatnonzero(batch["valid"].any(axis=1)):
+            chosen = batch["weights"][row] > 0
+            found = zip(batch["positions"][row][chosen], batch["labels"][row][chosen], strict=True)
+            tokens.append([-by_token[row, position, label] for position, label in found])
+            pairs.append(-by_pair[row, batch["pair"][row]])
+    assert len({len(row) for row in tokens}) > 1
+    metrics = evaluate(task, model, RECORDS)
+    assert metrics["masked_lm_loss"] == pytest.approx(np.mean(np.concatenate(tokens)), rel=1e-5)
+    assert metrics["next_sentence_loss"] == pytest.approx(np.mean(pairs), rel=1e-5)
+    assert metrics["loss"] == pytest.approx(metrics["masked_lm_loss"] + metrics["next_sentence_loss"], rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(np.exp(metrics["masked_lm_loss"]), rel=1e-5)

@@ -32,13 +32,13 @@ def is_fair(counts, chances):
     return surprise < freedom + 6 * np.sqrt(2 * freedom) + 20
 
 
-def test_places_and_labels_say_what_was_there():
+def test_positions_and_labels_say_what_was_there():
     ids = np.arange(100, 612, dtype=np.int32)
     row = masked(ids)
-    assert row.places.tolist() == sorted(set(row.places.tolist()))
-    assert row.labels.tolist() == ids[row.places].tolist()
+    assert row.positions.tolist() == sorted(set(row.positions.tolist()))
+    assert row.labels.tolist() == ids[row.positions].tolist()
     elsewhere = np.ones(len(ids), bool)
-    elsewhere[row.places] = False
+    elsewhere[row.positions] = False
     assert (row.ids == ids)[elsewhere].all()
     assert (row.ids != ids).any() and row.ids.dtype == row.labels.dtype == ids.dtype
 
@@ -56,7 +56,7 @@ def test_places_and_labels_say_what_was_there():
 )
 def test_the_number_is_a_share_of_all_tokens_with_the_special_ones(length, rate, most, number):
     candidates = [False, *[True] * (length - 3), False, False]
-    assert len(masked(range(length), candidates, rate=rate, max_predictions=most).places) == number
+    assert len(masked(range(length), candidates, rate=rate, max_predictions=most).positions) == number
 
 
 def test_special_tokens_are_never_chosen_and_all_others_equally_often():
@@ -64,7 +64,7 @@ def test_special_tokens_are_never_chosen_and_all_others_equally_often():
     counts = Counter()
     for seed in range(3000):
         row = masked(range(100, 108), candidates, seed, rate=0.25)
-        counts[tuple(row.places)] += 1
+        counts[tuple(row.positions)] += 1
     pairs = list(itertools.combinations(np.flatnonzero(candidates), 2))
     assert set(counts) == set(pairs)
     assert is_fair([counts[pair] for pair in pairs], np.full(10, 0.1))
@@ -73,7 +73,7 @@ def test_special_tokens_are_never_chosen_and_all_others_equally_often():
 def test_nothing_is_predicted_without_candidates():
     for ids, candidates in (([7, 8, 9], [False] * 3), ([], [])):
         row = masked(ids, candidates)
-        assert row.ids.tolist() == ids and row.places.tolist() == row.labels.tolist() == []
+        assert row.ids.tolist() == ids and row.positions.tolist() == row.labels.tolist() == []
 
 
 def test_eighty_ten_ten():
@@ -103,7 +103,7 @@ def test_whole_words_are_chosen_as_by_brute_force():
                 chosen += word
         expected[tuple(sorted(chosen))] += 1 / 6
     counts = Counter(
-        tuple(masked(range(8), candidates, seed, rate=0.5, continues=continues).places) for seed in range(3000)
+        tuple(masked(range(8), candidates, seed, rate=0.5, continues=continues).positions) for seed in range(3000)
     )
     assert set(counts) == set(expected) and len(expected) == 2
     assert is_fair([counts[places] for places in expected], list(expected.values()))
@@ -112,15 +112,15 @@ def test_whole_words_are_chosen_as_by_brute_force():
 def test_a_word_longer_than_the_number_is_never_chosen():
     for seed in range(50):
         row = masked(range(6), seed=seed, rate=0.4, continues=[0, 1, 1, 0, 0, 0])
-        assert len(row.places) == 2 and not set(row.places) & {0, 1, 2}
-    assert masked(range(6), rate=0.4, continues=[0, 1, 1, 0, 1, 1]).places.tolist() == []
+        assert len(row.positions) == 2 and not set(row.positions) & {0, 1, 2}
+    assert masked(range(6), rate=0.4, continues=[0, 1, 1, 0, 1, 1]).positions.tolist() == []
 
 
 def test_a_special_token_ends_a_word():
     """After a cut at its front, a text may begin in the middle of a word."""
-    seen = {tuple(masked(range(4), [1, 0, 1, 1], s, rate=0.5, continues=[0, 0, 1, 1]).places) for s in range(50)}
+    seen = {tuple(masked(range(4), [1, 0, 1, 1], s, rate=0.5, continues=[0, 0, 1, 1]).positions) for s in range(50)}
     assert seen == {(2, 3), (0,)}
-    assert {tuple(masked(range(2), seed=s, rate=0.5, continues=[1, 0]).places) for s in range(50)} == {(0,), (1,)}
+    assert {tuple(masked(range(2), seed=s, rate=0.5, continues=[1, 0]).positions) for s in range(50)} == {(0,), (1,)}
 
 
 def test_each_token_of_a_word_is_replaced_on_its_own():
@@ -140,7 +140,7 @@ def test_a_row_is_a_function_of_its_arguments():
     ids = np.arange(100)
     one, two, other = masked(ids, seed=3), masked(ids, seed=3), masked(ids, seed=4)
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
-    assert not np.array_equal(one.places, other.places)
+    assert not np.array_equal(one.positions, other.positions)
     assert ids.tolist() == list(range(100))
 
 

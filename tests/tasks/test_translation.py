@@ -1,29 +1,30 @@
-"""Figures of a set do not depend on how it is batched, nor on how many devices it is evaluated on."""
+"""Metrics of a set do not depend on how it is batched, nor on how many devices it is evaluated on."""
 
 from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests import tiny
+from tests.tasks.running import ONE, evaluate, store_of, write
 from transformer_jax.data import Batches, BatchingConfig, Dates, Tokenizer, TokenizerConfig
 from transformer_jax.data.rows import Rows
-from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.parallel import Strategy
-from transformer_jax.tasks import TranslationConfig
+from transformer_jax.tasks import BeamSearchConfig, TranslationConfig
 
 DATA = Dates(train_size=100, test_size=103)
-ONE = Strategy(1, None)
 
 
 @pytest.fixture(scope="module")
 def task():
     texts = [text for record in DATA.split("train") for text in record.values()]
     tokenizer = Tokenizer.train(texts, TokenizerConfig(vocab_size=300), tags=DATA.tags())
-    config, model = TranslationConfig(num_beams=1, extra_length=2), replace(tiny.CONFIG, max_length=64)
+    config = TranslationConfig(decoding=BeamSearchConfig(num_beams=1, extra_length=2))
+    model = replace(tiny.CONFIG, max_length=64)
     return config.build(tokenizer, model, BatchingConfig(512, num_buckets=1))
 
 
@@ -33,55 +34,54 @@ def model(task):
 
 
 @pytest.fixture(scope="module")
-def figures(task, model):
-    return task.evaluate(model, DATA.split("test"), ONE)
+def metrics(task, model):
+    return evaluate(task, model, DATA.split("test"))
 
 
 @pytest.mark.parametrize(("tokens", "devices"), [(200, 1), (3000, 1), (512, 4)])
-def test_figures_do_not_depend_on_batches_and_devices(task, model, figures, tokens, devices):
+def test_metrics_do_not_depend_on_batches_and_devices(task, model, metrics, tokens, devices):
     strategy = ONE if devices == 1 else Strategy(devices, "data")
     seen = []
     other = replace(task, batching=BatchingConfig(tokens, num_buckets=1))
-    again = other.evaluate(strategy.replicate(model), DATA.split("test"), strategy, tick=seen.append)
-    assert again["loss"] == pytest.approx(figures["loss"], rel=1e-5)
-    assert again["chrf"] == pytest.approx(figures["chrf"]) and figures["chrf"] > 0
+    again = evaluate(other, strategy.replicate(model), DATA.split("test"), strategy, tick=seen.append)
+    assert again["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    assert again["chrf"] == pytest.approx(metrics["chrf"]) and metrics["chrf"] > 0
     assert sum(seen) == 103
 
 
 def test_exact_match_counts_what_is_exactly_right(task, model):
     records = [*DATA.split("test")]
-    outputs = task.complete(model, [record["source"] for record in records], ONE)
+    outputs = write(task, model, [record["source"] for record in records])
     right = [{**record, "target": output} for record, output in zip(records, outputs, strict=True)]
-    assert task.evaluate(model, right, ONE)["exact_match"] == 1
+    assert evaluate(task, model, right)["exact_match"] == 1
     half = [*right[:50], *({**record, "target": record["target"] + "x"} for record in right[50:])]
-    assert task.evaluate(model, half, ONE)["exact_match"] == pytest.approx(50 / 103)
+    assert evaluate(task, model, half)["exact_match"] == pytest.approx(50 / 103)
 
 
 def test_a_translation_does_not_depend_on_its_neighbours(task, model):
     texts = ["<de> 5 km", "<ja> Tuesday, March 4, 2025", "<fr> 3/4"]
-    together = task.complete(model, texts, ONE)
-    assert together == [task.complete(model, [text], ONE)[0] for text in texts]
+    together = write(task, model, texts)
+    assert together == [write(task, model, [text])[0] for text in texts]
 
 
-def test_the_loss_masks_padding_whatever_its_id(task):
-    assert task.tokenizer.pad_id == 0
+def test_the_loss_is_of_the_targets_tokens_whatever_is_behind_them(task):
     source, target = tiny.pairs()
-    batch = {"source": source, "target": target}
-
-    class PadIsOne:
-        pad_id = tiny.PAD
-
-    _, weight = replace(task, tokenizer=PadIsOne()).loss(tiny.make(), batch, None)
-    assert int(weight) == int((target[:, 1:] != tiny.PAD).sum())
+    segments = {"source_segments": (source != tiny.PAD) * 1, "target_segments": (target != tiny.PAD) * 1}
+    total, weight = task.loss(tiny.make(), {"source": source, "target": target, **segments}, None)
+    assert int(weight) == int((target[:, 1:] != tiny.PAD).sum()) < target[:, 1:].size
+    other = jnp.where(target == tiny.PAD, 5, target)
+    again, same = task.loss(tiny.make(), {"source": source, "target": other, **segments}, None)
+    assert int(weight) == int(same)
+    np.testing.assert_allclose(total, again, rtol=1e-6)
 
 
 def test_packed_batches_have_the_loss_and_the_gradient_of_unpacked_ones(task, model):
-    examples = Store.of(task.encode(DATA.split("test")[:20]))
+    examples = store_of(task, DATA.split("test")[:20])
 
     def total(pack_length, model):
-        rows = Rows(examples, BatchingConfig(4096, num_buckets=1, pack_length=pack_length), pad_id=0)
-        ((_, batch),) = Batches(rows).once()
-        return task.loss(model, batch, None)
+        batching = BatchingConfig(4096, num_buckets=1, pack_length=pack_length)
+        ((_, batch),) = Batches(Rows(examples, batching)).once()
+        return replace(task, batching=batching).loss(model, batch, None)
 
     alone, packed = (jax.jit(jax.value_and_grad(partial(total, length), has_aux=True))(model) for length in (None, 64))
     assert float(packed[0][1]) == float(alone[0][1]) == float(sum(len(e["target"]) - 1 for e in examples))
@@ -94,17 +94,17 @@ def test_scores_are_sacrebleus_on_raw_text(task, model):
     import sacrebleu
 
     records = [*DATA.split("test")[:30]]
-    outputs = task.complete(model, [record["source"] for record in records], ONE)
+    outputs = write(task, model, [record["source"] for record in records])
     # Half right, so that there is something to score.
     records = [
         {**r, "target": o if i % 2 else r["target"]} for i, (r, o) in enumerate(zip(records, outputs, strict=True))
     ]
-    figures = task.evaluate(model, records, ONE)
+    metrics = evaluate(task, model, records)
     references = [[record["target"] for record in records]]
-    assert figures["bleu"] == pytest.approx(sacrebleu.corpus_bleu(outputs, references).score)
-    assert figures["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, references).score)
-    assert figures["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    assert 0 < figures["bleu"] < 100
+    assert metrics["bleu"] == pytest.approx(sacrebleu.corpus_bleu(outputs, references).score)
+    assert metrics["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, references).score)
+    assert metrics["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert 0 < metrics["bleu"] < 100
 
 
 def test_of_a_text_that_is_too_long_the_beginning_is_evaluated(task, model):
@@ -114,16 +114,16 @@ def test_of_a_text_that_is_too_long_the_beginning_is_evaluated(task, model):
         )
     )
     long = {"source": "<de> " + "5 " * 100, "target": "5 " * 100}
-    figures = task.evaluate(learned, [*DATA.split("test")[:3], long], ONE)
+    metrics = evaluate(task, learned, [*DATA.split("test")[:3], long])
     other = {"source": "<de> " + "5 " * 40 + "7 " * 60, "target": "5 " * 40 + "7 " * 60}
-    beginning = task.evaluate(learned, [*DATA.split("test")[:3], other], ONE)
-    assert figures["loss"] == pytest.approx(beginning["loss"])
-    assert figures["loss"] != pytest.approx(task.evaluate(learned, [*DATA.split("test")[:3]], ONE)["loss"])
+    beginning = evaluate(task, learned, [*DATA.split("test")[:3], other])
+    assert metrics["loss"] == pytest.approx(beginning["loss"])
+    assert metrics["loss"] != pytest.approx(evaluate(task, learned, [*DATA.split("test")[:3]])["loss"])
 
 
 def test_too_long_a_text_is_named(task, model):
-    assert task.faults(["<de> 5 km", " ", "x" * 100])[:2] == [None, "is empty"]
+    assert task.problems(["<de> 5 km", " ", "x" * 100])[:2] == [None, "is empty"]
     with pytest.raises(UserError, match=r"the text 'x{20}'\.\.\. has 101 tokens; the model reads at most 64"):
-        task.complete(model, ["<de> 5 km", "x" * 100], ONE)
+        write(task, model, ["<de> 5 km", "x" * 100])
     longest = "x" * 63
-    assert task.faults([longest, longest + "x"])[0] is None and "has 65 tokens" in task.faults([longest + "x"])[0]
+    assert task.problems([longest, longest + "x"])[0] is None and "has 65 tokens" in task.problems([longest + "x"])[0]

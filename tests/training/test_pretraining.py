@@ -4,17 +4,17 @@ import jax
 import numpy as np
 import pytest
 
-import train as command
 from tests.test_configs import ROOT, TEXT, TINY, TWO_STACKS
+from transformer_jax.commands.train import parse_config
 from transformer_jax.training import train
 from transformer_jax.training.metrics import read_metrics
 
 ONE_STACK = ["--model.num-layers", "1"]
 CONFIGS = {
     "gpt_text.py": ONE_STACK,
-    "bert_text.py": [*ONE_STACK, "--tokenizer.vocab-size", "100"],
-    "t5_text.py": [*TWO_STACKS, "--tokenizer.vocab-size", "320"],
-    "xlnet_text.py": [*ONE_STACK, "--tokenizer.vocab-size", "320"],
+    "bert_text.py": [*ONE_STACK, "--processor.vocab-size", "100"],
+    "t5_text.py": [*TWO_STACKS, "--processor.vocab-size", "320"],
+    "xlnet_text.py": [*ONE_STACK, "--processor.vocab-size", "320"],
 }
 
 
@@ -28,7 +28,7 @@ def test_stopped_and_resumed_equals_never_stopped(name, tmp_path):
 
     def run(workdir, steps):
         arguments = [str(ROOT / "configs" / name), *flags, "--workdir", str(tmp_path / workdir), "--steps", str(steps)]
-        return train(command.parse(arguments))[1]
+        return train(parse_config(arguments, "train.py"))[1]
 
     whole = run("whole", 5)
     run("cut", 2)

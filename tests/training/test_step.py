@@ -10,11 +10,14 @@ import pytest
 
 from tests import tiny
 from transformer_jax.data import Batches, BatchingConfig, Rows, Store
+from transformer_jax.data.columns import token_column
 from transformer_jax.functional import cross_entropy
 from transformer_jax.parallel import Strategy
+from transformer_jax.tasks import LossTerm
 from transformer_jax.training import OptimizerConfig, TrainState, make_train_step
 
 CONFIG = replace(tiny.CONFIG, dropout_rate=0.2, attention_dropout_rate=0.1, activation_dropout_rate=0.1)
+STILL = replace(CONFIG, dropout_rate=0.0, attention_dropout_rate=0.0, activation_dropout_rate=0.0)
 ROWS = 8
 
 
@@ -33,7 +36,7 @@ def start(optimizer, config=CONFIG):
     return jax.jit(lambda: TrainState.create(tiny.make(config), optimizer, jax.random.key(7)))()
 
 
-def run(optimizer, batch, *, devices=1, accumulate=1, steps=1, config=CONFIG):
+def run(optimizer, batch, *, devices=1, accumulate=1, steps=1, config=CONFIG, loss=loss):
     strategy = Strategy(devices, "data" if devices > 1 else None)
     step = strategy.compile(make_train_step(loss, optimizer, accumulate=accumulate, axis_name=strategy.axis_name))
     state = strategy.replicate(start(optimizer, config))
@@ -53,10 +56,58 @@ def whole():
 def test_loss_and_gradients_do_not_depend_on_the_division(whole, devices, accumulate):
     state, history = run(optax.sgd(1.0), batch_of(), devices=devices, accumulate=accumulate)
     assert history[0]["loss"] == pytest.approx(whole[1][0]["loss"], rel=1e-5)
-    assert history[0]["tokens"] == whole[1][0]["tokens"]
+    assert history[0]["weight"] == whole[1][0]["weight"]
     assert history[0]["gradient_norm"] == pytest.approx(whole[1][0]["gradient_norm"], rel=1e-4)
     for part, full in zip(jax.tree.leaves(state.model), jax.tree.leaves(whole[0].model), strict=True):
         np.testing.assert_allclose(part, full, rtol=1e-4, atol=2e-6)
+
+
+ROW_FACTOR = 2.0
+
+
+def two_losses(model, batch, key):
+    """The loss of the tokens, of which rows have different numbers; of the rows; and one that is only watched."""
+    logits = model(batch["source"], batch["target"][:, :-1], dropout_key=key)
+    labels = batch["target"][:, 1:]
+    is_row = batch["target"][:, 0] != tiny.PAD
+    first = cross_entropy(logits[:, 0], batch["target"][:, 1], is_row)
+    return {
+        "tokens": LossTerm(*cross_entropy(logits, labels, labels != tiny.PAD)),
+        "rows": LossTerm(*first, ROW_FACTOR),
+        "watched": LossTerm(jnp.sum(logits[:, 0, 0] ** 2 * is_row), jnp.sum(is_row), 0.0),
+    }
+
+
+@pytest.fixture(scope="module")
+def named():
+    """The means by hand, and one step of gradient descent on them."""
+    batch, model = batch_of(), tiny.make(STILL)
+
+    def means(model):
+        terms = two_losses(model, batch, None)
+        found = {name: term.total / term.weight for name, term in terms.items()}
+        return found["tokens"] + ROW_FACTOR * found["rows"], found
+
+    (value, found), gradients = jax.jit(jax.value_and_grad(means, has_aux=True))(model)
+    return {"loss": value, **found}, jax.tree.map(lambda x, g: x - g, model, gradients)
+
+
+@pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), (1, 4), (2, 2), (8, 1)])
+def test_each_term_is_divided_by_its_own_weight_once(named, devices, accumulate):
+    state, history = run(
+        optax.sgd(1.0), batch_of(), devices=devices, accumulate=accumulate, config=STILL, loss=two_losses
+    )
+    means, expected = named
+    for name, value in means.items():
+        assert history[0][name] == pytest.approx(float(value), rel=1e-5)
+    for part, full in zip(jax.tree.leaves(state.model), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(part, full, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_weight_is_that_of_the_first_term(named, accumulate):
+    _, history = run(optax.sgd(1.0), batch_of(), config=STILL, loss=two_losses, accumulate=accumulate)
+    assert history[0]["weight"] == float((batch_of()["target"][:, 1:] != tiny.PAD).sum()) > ROWS
 
 
 def test_a_mean_of_means_would_differ(whole):
@@ -68,10 +119,9 @@ def test_a_mean_of_means_would_differ(whole):
 
 
 def test_the_gradient_is_that_of_the_mean_over_tokens():
-    config = replace(CONFIG, dropout_rate=0.0, attention_dropout_rate=0.0, activation_dropout_rate=0.0)
     batch = batch_of()
-    state, history = run(optax.sgd(1.0), batch, config=config)
-    model = tiny.make(config)
+    state, history = run(optax.sgd(1.0), batch, config=STILL)
+    model = tiny.make(STILL)
 
     def mean(model):
         total, weight = loss(model, batch, None)
@@ -97,7 +147,7 @@ def test_devices_with_nothing_but_padding_do_no_harm():
 def test_a_batch_of_nothing_but_padding_changes_nothing():
     nothing = {name: np.full_like(x, tiny.PAD) for name, x in batch_of().items()}
     state, history = run(optax.sgd(1.0), nothing)
-    assert history[0] == {"loss": 0.0, "tokens": 0.0, "gradient_norm": 0.0}
+    assert history[0] == {"loss": 0.0, "weight": 0.0, "gradient_norm": 0.0}
     for before, after in zip(jax.tree.leaves(tiny.make(CONFIG)), jax.tree.leaves(state.model), strict=True):
         np.testing.assert_array_equal(before, after)
 
@@ -145,9 +195,9 @@ def test_clipping_bounds_the_global_norm():
 
 
 def test_an_epoch_of_ragged_data_compiles_once_per_bucket():
-    random = np.random.default_rng(0)
+    random, ids = np.random.default_rng(0), token_column(tiny.VOCAB, tiny.PAD)
     examples = [{"source": [4] * random.integers(1, 30), "target": [5] * random.integers(1, 30)} for _ in range(60)]
-    batches = Batches(Rows(Store.of(examples), BatchingConfig(64, num_buckets=3), pad_id=tiny.PAD))
+    batches = Batches(Rows(Store.of(examples, {"source": ids, "target": ids}), BatchingConfig(64, num_buckets=3)))
 
     def size(model, batch, key):
         return jnp.sum(model.embedding(batch["source"])), jnp.sum(batch["target"] != tiny.PAD)
@@ -158,3 +208,28 @@ def test_an_epoch_of_ragged_data_compiles_once_per_bucket():
         state, _ = step(state, batches[number])
     assert batches.per_epoch > 3
     assert step._cache_size() == 3
+
+
+@pytest.mark.parametrize("name", ["weight", "gradient_norm"])
+def test_a_term_cannot_have_the_name_of_a_metric_of_every_step(name):
+    step = make_train_step(lambda model, batch, key: {name: (jnp.float32(1), jnp.float32(1))}, optax.sgd(1.0))
+    with pytest.raises(ValueError, match=f"called '{name}'"):
+        jax.eval_shape(step, start(optax.sgd(1.0)), batch_of())
+
+
+def test_a_loss_that_is_a_number_says_what_a_loss_is():
+    step = make_train_step(lambda model, batch, key: jnp.float32(1), optax.sgd(1.0))
+    with pytest.raises(TypeError, match=r"a loss is a tuple \(sum, weight\)"):
+        jax.eval_shape(step, start(optax.sgd(1.0)), batch_of())
+
+
+def test_without_slots_no_two_rows_of_any_device_share_a_key():
+    """And they are the keys of the same rows on one device."""
+
+    def noise(model, batch, key):
+        drawn = jax.vmap(lambda k: jax.random.normal(k, (2,)))(key)
+        return jnp.sum(drawn) + 0 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(model)), jnp.float32(len(drawn))
+
+    batch = {name: value for name, value in batch_of().items() if name != "slot"}
+    losses = [run(optax.sgd(1.0), batch, devices=devices, loss=noise)[1][0]["loss"] for devices in (1, 8)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

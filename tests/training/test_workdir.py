@@ -8,8 +8,8 @@ from tests import tiny
 from transformer_jax.data import Dates, Files, Mixture, Records, Tfds, TokenizerConfig
 from transformer_jax.errors import UserError
 from transformer_jax.training import Config, OptimizerConfig, Run
-from transformer_jax.training.config import from_json, to_json
 from transformer_jax.training.metrics import MetricsLog, read_metrics
+from transformer_jax.training.serialization import from_json, to_json
 from transformer_jax.training.workdir import Workdir
 
 CONFIG = Config(model=tiny.CONFIG, data=Dates(), optimizer=OptimizerConfig(), steps=10)
@@ -27,7 +27,7 @@ CONFIG = Config(model=tiny.CONFIG, data=Dates(), optimizer=OptimizerConfig(), st
     ids=lambda data: type(data).__name__,
 )
 def test_a_config_survives_json(data):
-    config = replace(CONFIG, data=data, tokenizer=TokenizerConfig(path=Path("tokenizer.json")), workdir=Path("w"))
+    config = replace(CONFIG, data=data, processor=TokenizerConfig(path=Path("tokenizer.json")), workdir=Path("w"))
     assert from_json(Config, json.loads(json.dumps(to_json(config)))) == config
 
 
@@ -46,7 +46,7 @@ def test_another_config_is_refused_at_the_first_difference(tmp_path):
 
 
 def test_folders_that_are_no_runs_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere does not exist; make one with: python train.py --workdir"):
+    with pytest.raises(UserError, match=r"nowhere does not exist; make one with: transformer-jax train --workdir"):
         Workdir(tmp_path / "nowhere").config()
     (tmp_path / "file.txt").write_text("mine")
     with pytest.raises(UserError, match="is not a run"):
@@ -80,7 +80,7 @@ def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):
     ]
 
 
-def test_tensorboard_reads_the_same_figures(tmp_path):
+def test_tensorboard_reads_the_same_metrics(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = MetricsLog(Workdir(tmp_path), 0)

@@ -8,7 +8,7 @@ import pytest
 
 from transformer_jax.errors import UserError
 from transformer_jax.visualize import AttentionPanel, attention_figure, fonts, position_figure, save_figure
-from transformer_jax.visualize.attention import COLOUR_MAP
+from transformer_jax.visualize.attention import COLOUR_MAP, check_suffix
 
 ENGLISH = ["<ja>", "Tuesday", ",", " March", " 4", ",", " 2", "0", "2", "5", "</s>"]
 
@@ -135,7 +135,7 @@ def test_a_long_token_is_cut():
     [
         ((weights(2, 12, 3), ["q"] * 11, ["k"] * 3), 'panel "cross": weights have 12 queries but 11 query tokens'),
         ((weights(2, 3, 12), ["q"] * 3, ["k"] * 13), 'panel "cross": weights have 12 keys but 13 key tokens'),
-        ((weights(3, 3), ["q"] * 3, ["k"] * 3), r"must be \[heads, queries, keys\].*not \(3, 3\)"),
+        ((weights(3, 3), ["q"] * 3, ["k"] * 3), r"must have shape \[heads, queries, keys\].*not \(3, 3\)"),
         ((np.zeros((2, 0, 3)), [], ["k"] * 3), r"none of them 0, not \(2, 0, 3\)"),
         ((np.full((1, 1, 1), 3.5), ["q"], ["k"]), r"lie in 0\.\.1 but range from 3\.5 to 3\.5; .*after the softmax"),
         ((np.full((1, 1, 1), np.nan), ["q"], ["k"]), r"lie in 0\.\.1"),
@@ -158,8 +158,11 @@ def test_the_suffix_chooses_the_format(name, magic, tmp_path):
 
 
 def test_another_suffix_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r'"\.jpg".*use \.png, \.svg or \.pdf'):
+    """With a ValueError in research code; a command asks before it computes, and reports a UserError."""
+    with pytest.raises(ValueError, match=r'"\.jpg".*use \.png, \.svg or \.pdf'):
         save_figure(attention_figure([panel(heads=1)]), tmp_path / "a.jpg")
+    with pytest.raises(UserError, match=r'"\.jpg".*use \.png, \.svg or \.pdf'):
+        check_suffix("a.jpg")
 
 
 def test_a_users_style_is_neither_changed_nor_followed(tmp_path):
@@ -198,5 +201,5 @@ def test_positions_are_shown_with_their_dot_products():
 
 
 def test_positions_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"encodings must be \[length, d_model\].*not \(3,\)"):
+    with pytest.raises(ValueError, match=r"encodings must have shape \[length, d_model\].*not \(3,\)"):
         position_figure(np.zeros(3))

@@ -1,50 +1,49 @@
-"""`python -m transformer_jax attention WORKDIR "text"`: a picture of what a trained model attends to."""
+"""`transformer-jax attention RUN "text"`: a picture of what a trained model attends to."""
 
 import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import tyro
 
 from transformer_jax.atomic import atomic
+from transformer_jax.commands.runs import RunCommand, require_ability
 from transformer_jax.commands.streams import argument_text
 from transformer_jax.errors import UserError
+from transformer_jax.tasks import GivesAttention, Predictor
 from transformer_jax.training import Run
 
 LONGEST_TITLE = 160  # characters
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(RunCommand):
     """Give a text to a trained model and draw what attends to what, every head of a layer."""
 
-    workdir: Annotated[Path, tyro.conf.Positional]
-    """The folder of the run."""
-    text: Annotated[str, tyro.conf.Positional]
-    """What the model reads."""
+    text: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEXT")] = ""
+    """Text that the model reads."""
     out: Path = Path("attention.png")
-    """The picture to write: PNG, SVG or PDF by its suffix."""
+    """Picture to write, as PNG, SVG or PDF by its suffix."""
     layer: int = -1
-    """The layer to draw, counted from 0; negative ones from the last."""
-    step: int | None = None
-    """The checkpoint to use; the newest by default."""
+    """Layer to draw, counted from 0, or with a negative number from the last."""
 
     def run(self) -> None:
         """Write the picture and print what the model writes and where the picture is."""
         text = argument_text("text", self.text)
         if not text.strip():
-            raise UserError("the text is empty")
-        run = Run.open(self.workdir)
-        model, _ = run.restored_model(self.step)
-        if written := draw_attention(run, model, text, self.out, layer=self.layer):
+            raise UserError("the text is empty; give it after the run, in quotes")
+        run = self.open()
+        require_ability(run.task, GivesAttention, "give attention maps")
+        model, _ = self.restore(run)
+        if written := draw_attention(run, run.predictor(model), text, self.out, layer=self.layer):
             print(written)
         print(f"wrote {self.out}", file=sys.stderr)
 
 
-def draw_attention(run: Run, model: Any, text: str, out: Path, *, layer: int = -1) -> str:
+def draw_attention(run: Run, predictor: Predictor, text: str, out: Path, *, layer: int = -1) -> str:
     """Draw what the model attends to when it is given the text; returns what it writes."""
     from transformer_jax.visualize import AttentionPanel, attention_figure, save_figure  # matplotlib is slow to import
     from transformer_jax.visualize.attention import check_suffix
@@ -54,13 +53,13 @@ def draw_attention(run: Run, model: Any, text: str, out: Path, *, layer: int = -
         raise UserError(f"{out} is a folder; name a picture in it")
     out.parent.mkdir(parents=True, exist_ok=True)
     with run.precision():
-        written, watched = run.task.attention(model, run.config.data.prompt(text), run.strategy)
-    num_layers = min(len(place.weights) for place in watched)
+        written, maps = run.task.attention(run.config.data.prompt(text), predictor)  # type: ignore[attr-defined]
+    num_layers = min(len(found.weights) for found in maps)
     if not -num_layers <= layer < num_layers:
         raise UserError(f"layer={layer} is not one of the model's {num_layers} (0 to {num_layers - 1})")
     panels = [
-        AttentionPanel(place.title, np.asarray(place.weights[layer], np.float32), place.queries, place.keys)
-        for place in watched
+        AttentionPanel(found.title, np.asarray(found.weights[layer], np.float32), found.queries, found.keys)
+        for found in maps
     ]
     title = f"{text} → {written}" if written else text
     with warnings.catch_warnings(record=True) as caught:

@@ -1,30 +1,31 @@
-"""`python -m transformer_jax checkpoints {list,average} WORKDIR`: what a run has kept, and the mean of it."""
+"""`transformer-jax checkpoints {list,average} RUN`: what a run has kept, and the mean of it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 import tyro
 
+from transformer_jax.commands.runs import open_run
 from transformer_jax.errors import UserError
-from transformer_jax.training import Run
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.run import write_run
-from transformer_jax.training.state import TrainState
 
 
 @dataclass(frozen=True)
 class List:
     """Print the steps of which there is a checkpoint, one a line."""
 
-    workdir: Annotated[Path, tyro.conf.Positional]
-    """The folder of the run."""
+    workdir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    config: Path | None = None
+    """Python file with the models, sources and tasks of the run that are not part of this package; it is executed."""
 
     def run(self) -> None:
         """Print the steps."""
-        with Run.open(self.workdir).checkpoints() as checkpoints:
+        with open_run(self.workdir, self.config).checkpoints() as checkpoints:
             print("\n".join(map(str, checkpoints.steps())))
 
 
@@ -32,12 +33,14 @@ class List:
 class Average:
     """Make a new run of which the model is the mean of a run's checkpoints (Vaswani et al. 2017, section 6.1)."""
 
-    workdir: Annotated[Path, tyro.conf.Positional]
-    """The folder of the run."""
-    out: Annotated[Path, tyro.conf.Positional]
-    """The folder of the new run, for evaluate, generate and attention."""
+    workdir: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Folder of the run."""
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    """Folder of the new run, for evaluate, generate, attention and to start other runs from."""
     last: int = 5
-    """Number of the newest checkpoints to take; a run keeps as many as its `keep` says."""
+    """Number of the newest checkpoints to take; a run keeps as many as its setting keep says."""
+    config: Path | None = None
+    """Python file with the models, sources and tasks of the run that are not part of this package; it is executed."""
 
     def run(self) -> None:
         """Write the new run and print which steps it is the mean of."""
@@ -45,22 +48,20 @@ class Average:
             raise UserError(f"last must be at least 1; got {self.last}")
         if self.out.exists():
             raise UserError(f"{self.out} exists already; give another folder")
-        run = Run.open(self.workdir)
+        run = open_run(self.workdir, self.config)
         with run.checkpoints() as checkpoints:
             steps = checkpoints.steps()[-self.last :]
-            state = _mean(checkpoints, jax.eval_shape(run.initial_state), steps)
-        write_run(self.out, run.config, run.task.tokenizer, state)
+            model = _mean(checkpoints, run.abstract_model(), steps)
+        write_run(self.out, run.config, run.processor, model, steps[-1])
         if len(steps) < self.last:
             print(f"note: there are only {len(steps)} checkpoints; train with --keep {self.last} to have more")
         print(f"{self.out} is the mean of the steps {', '.join(map(str, steps))}")
 
 
-def _mean(checkpoints: Checkpoints, like: TrainState, steps: list[int]) -> TrainState:
-    """The newest of these states, with the mean of their models, which are read one at a time."""
+def _mean(checkpoints: Checkpoints, like: Any, steps: list[int]) -> Any:
+    """The mean of the parameters of these steps, which are read one at a time."""
     total = None
     for step in steps:
-        state = checkpoints.restore(like, step)
-        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), state.model)
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), checkpoints.restore_model(like, step))
         total = wide if total is None else jax.tree.map(np.add, total, wide)
-    model = jax.tree.map(lambda x, leaf: jax.numpy.asarray(x / len(steps), leaf.dtype), total, like.model)
-    return replace(state, model=model)
+    return jax.tree.map(lambda x, leaf: jax.numpy.asarray(x / len(steps), leaf.dtype), total, like)

@@ -15,6 +15,7 @@ PACKAGE = "transformer_jax"
 USES = {
     "tfds": "to download and prepare most sets of TensorFlow Datasets; prepared ones are read without it",
     "hub": "to load checkpoints by their names on the Hugging Face hub",
+    "datasets": "for sets of Hugging Face datasets, and for .parquet files",
     "cuda": "for NVIDIA GPUs",
     "tpu": "for TPUs",
     "bench": "for the benchmarks",

@@ -1,40 +1,43 @@
-"""`python -m transformer_jax evaluate WORKDIR`: how well a trained model does."""
+"""`transformer-jax evaluate RUN`: how well a trained model does."""
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
 from rich.console import Console
 from rich.progress import Progress
 
+from transformer_jax.commands.runs import RunCommand
 from transformer_jax.errors import UserError
-from transformer_jax.training import Run
+from transformer_jax.tasks.predictor import num_rows
+from transformer_jax.training.examples import encode_split
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Evaluate a trained model on a split of its data; prints one JSON object."""
+class Evaluate(RunCommand):
+    """Evaluate a trained model on a split of its data, or of the data that the flags name; prints one JSON object."""
 
-    workdir: Annotated[Path, tyro.conf.Positional]
-    """The folder of the run."""
-    split: Literal["valid", "test"] = "test"
-    """The part of the data to evaluate on."""
-    step: int | None = None
-    """The checkpoint to use; the newest by default."""
-    num_beams: int | None = None
-    """Hypotheses of the beam search, 1 for greedy; as in training by default."""
+    split: Literal["train", "valid", "test"] = "test"
+    """Split of the data to evaluate on."""
+    examples: int | None = None
+    """Most examples to evaluate on, evenly spaced, or rows of a language model's text; None takes all."""
 
     def run(self) -> None:
-        """Print the figures."""
-        run = Run.open(self.workdir).with_task(num_beams=self.num_beams)
-        model, step = run.restored_model(self.step)
-        records = run.config.data.split(self.split)
-        if not len(records):
-            raise UserError(f"the {self.split} split of {self.workdir} is empty")
+        """Print the metrics."""
+        if self.examples is not None and self.examples < 1:
+            raise UserError(f"examples must be at least 1; got {self.examples}")
+        run = self.open()
+        encoded = encode_split(run.config, run.task, self.split, self.examples)
+        if not len(encoded.records):
+            raise UserError(
+                f"the {self.split} split of {self.workdir} is empty; give another --split, or data with "
+                f"--data.{self.split}"
+            )
+        model, step = self.restore(run)
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress, run.precision():
-            bar = progress.add_task(f"{self.split} split", total=len(records))
-            figures = run.task.evaluate(model, records, run.strategy, tick=lambda done: progress.advance(bar, done))
-        print(json.dumps({"step": step, "split": self.split, "examples": len(records), **figures}))
+            total = num_rows(run.task.layout(encoded.examples, training=False), self.examples)
+            bar = progress.add_task(f"{self.split} split", total=total)
+            predictor = run.predictor(model, tick=lambda rows: progress.advance(bar, rows))
+            metrics = predictor.evaluate(encoded.records, examples=encoded.examples, limit=self.examples)
+        print(json.dumps({"step": step, "split": self.split, "examples": len(encoded.records), **metrics}))

@@ -1,69 +1,51 @@
-"""`python -m transformer_jax generate WORKDIR < lines > lines`: what a trained model makes of each line."""
+"""`transformer-jax generate RUN < lines > lines`: what a trained model writes for each line."""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
+from transformer_jax.commands.runs import RunCommand, require_ability
 from transformer_jax.commands.streams import argument_text
 from transformer_jax.data.lines import BYTE_ORDER_MARK
 from transformer_jax.errors import UserError
-from transformer_jax.training import Run
+from transformer_jax.tasks import WritesText
 
 
 @dataclass(frozen=True)
-class Generate:
-    """Read lines from standard input and write the model's output for each, one line each, in order."""
+class Generate(RunCommand):
+    """Read lines from standard input and write what the model writes for each, one line each, in order.
 
-    workdir: Annotated[Path, tyro.conf.Positional]
-    """The folder of the run."""
-    step: int | None = None
-    """The checkpoint to use; the newest by default."""
-    num_beams: int | None = None
-    """Hypotheses of the beam search, 1 for greedy; as in training by default."""
-    new_tokens: int | None = None
-    """Most tokens that a language model writes after a line; as in training by default, here and below."""
-    temperature: float | None = None
-    """Divides the logits that tokens are drawn by; 0 takes the likeliest."""
-    top_k: int | None = None
-    """Draw only among this many of the likeliest tokens."""
-    top_p: float | None = None
-    """Draw only among the likeliest tokens that have this much probability together."""
-    seed: int | None = None
-    """Of what is drawn."""
+    A line feed in what the model writes becomes a space. Two texts that belong together, such as a question and a
+    passage, have a tab between them.
+    """
+
     prefix: str = ""
-    """Put before every line, with a space between: for the default data a language, such as "<ja>"."""
+    """Text to put before every line, with a space between: for the default data a language, such as "<ja>"."""
     batch_lines: int = 512
-    """Lines to read before writing."""
+    """Number of lines to read before the first is written."""
 
     def run(self) -> None:
-        """Complete standard input to standard output."""
-        run = Run.open(self.workdir).with_task(
-            num_beams=self.num_beams,
-            new_tokens=self.new_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            seed=self.seed,
-        )
-        model, _ = run.restored_model(self.step)
+        """Write what the model makes of standard input to standard output."""
+        run = self.open()
+        require_ability(run.task, WritesText, "write text")
+        model, _ = self.restore(run)
+        predictor = run.predictor(model)
         prefix = argument_text("prefix", self.prefix)
         prefix = f"{prefix} " if prefix else ""
         done = 0
         for lines in _batches(sys.stdin, max(self.batch_lines, 1)):
             texts = [run.config.data.prompt(prefix + line) if line.strip() else "" for line in lines]
-            faults = run.task.faults(texts)
-            good = next((index for index, fault in enumerate(faults) if fault), len(lines))
+            problems = run.task.problems(texts)  # type: ignore[attr-defined]
+            good = next((index for index, problem in enumerate(problems) if problem), len(lines))
             with run.precision():
-                written = run.task.complete(model, texts[:good], run.strategy) if good else ()
+                written = run.task.write(texts[:good], predictor) if good else ()  # type: ignore[attr-defined]
             for text in written:
                 print(text.replace("\n", " "))  # a line for a line, whatever the model writes
             sys.stdout.flush()
             if good < len(lines):
-                raise UserError(f"line {done + good + 1} {faults[good]}; the lines before it were done")
+                before = "; the lines before it were done" if done + good else ""
+                raise UserError(f"line {done + good + 1} {problems[good]}{before}")
             done += len(lines)
 
 

@@ -13,13 +13,13 @@ from transformer_jax.errors import UserError
 
 # CLDR's name of a form, and the part of YYYY-MM-DD it shows. Not here: two-digit years, whose century is a guess, and
 # forms that English tells from one of these by the abbreviated month alone, for "May" has no abbreviation.
-WHOLE, YEAR_MONTH, MONTH_DAY = slice(0, 10), slice(0, 7), slice(5, 10)
+YEAR_MONTH_DAY, YEAR_MONTH, MONTH_DAY = slice(0, 10), slice(0, 7), slice(5, 10)
 DATE_FORMS = {
-    "full": WHOLE,  # Tuesday, March 4, 2025
-    "long": WHOLE,  # March 4, 2025
-    "yMMMEd": WHOLE,  # Tue, Mar 4, 2025
-    "yMEd": WHOLE,  # Tue, 3/4/2025
-    "yMd": WHOLE,  # 3/4/2025
+    "full": YEAR_MONTH_DAY,  # Tuesday, March 4, 2025
+    "long": YEAR_MONTH_DAY,  # March 4, 2025
+    "yMMMEd": YEAR_MONTH_DAY,  # Tue, Mar 4, 2025
+    "yMEd": YEAR_MONTH_DAY,  # Tue, 3/4/2025
+    "yMd": YEAR_MONTH_DAY,  # 3/4/2025
     "yMMMM": YEAR_MONTH,  # March 2025
     "yM": YEAR_MONTH,  # 3/2025
     "MMMMd": MONTH_DAY,  # March 4

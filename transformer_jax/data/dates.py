@@ -24,7 +24,7 @@ from transformer_jax.data.cldr import (
     NUMBER_FORMS,
     TIME_FORMS,
     UNIT_FORMS,
-    WHOLE,
+    YEAR_MONTH_DAY,
     locale_of,
     write_date,
     write_number,
@@ -57,20 +57,20 @@ def _pick(rng: Random, choices: Sequence[T]) -> T:
     return choices[_below(rng, len(choices))]
 
 
-def _draw(split: Split, sample: Callable[[], T], value: Callable[[T], str]) -> T:
+def _sample(split: Split, sample: Callable[[], T], value: Callable[[T], str]) -> T:
     """The first sample whose value belongs to the split."""
-    while split_of(value(drawn := sample())) != split:
+    while split_of(value(sampled := sample())) != split:
         pass
-    return drawn
+    return sampled
 
 
 def _day(rng: Random, split: Split, shown: slice) -> date:
     first, last = FIRST_DAY.toordinal(), LAST_DAY.toordinal()
-    return _draw(split, lambda: date.fromordinal(first + _below(rng, last - first + 1)), lambda day: str(day)[shown])
+    return _sample(split, lambda: date.fromordinal(first + _below(rng, last - first + 1)), lambda day: str(day)[shown])
 
 
 def _clock(rng: Random, split: Split, shown: slice) -> time:
-    return _draw(split, lambda: time(_below(rng, 24), _below(rng, 60), _below(rng, 60)), lambda now: str(now)[shown])
+    return _sample(split, lambda: time(_below(rng, 24), _below(rng, 60), _below(rng, 60)), lambda now: str(now)[shown])
 
 
 def _quantity(rng: Random, split: Split, what: str, digits: int, decimals: int, signed: bool = True) -> Decimal:
@@ -81,7 +81,7 @@ def _quantity(rng: Random, split: Split, what: str, digits: int, decimals: int, 
         number = -number if signed and _below(rng, 5) == 0 else number
         return Decimal(f"{number.normalize():f}")  # 5.0 and 5 are one value
 
-    return _draw(split, sample, lambda number: f"{number} {what}")
+    return _sample(split, sample, lambda number: f"{number} {what}")
 
 
 def _date(rng: Random, split: Split) -> Writer:
@@ -92,7 +92,7 @@ def _date(rng: Random, split: Split) -> Writer:
 def _time(rng: Random, split: Split) -> Writer:
     form = _pick(rng, list(TIME_FORMS))
     clock = _clock(rng, split, TIME_FORMS[form])
-    day = _day(rng, split, WHOLE) if form == "datetime" else FIRST_DAY
+    day = _day(rng, split, YEAR_MONTH_DAY) if form == "datetime" else FIRST_DAY
     return partial(write_time, form, datetime.combine(day, clock))
 
 
@@ -124,17 +124,17 @@ class Dates(Source[Record]):
     """English dates, times, numbers and units beside their form in another language, from Unicode CLDR."""
 
     languages: tuple[str, ...] = ("de", "fr", "es", "ja", "zh")
-    """CLDR locales to translate into, such as de, pt_BR or zh_Hant; each has its tag, such as <de>."""
+    """CLDR locales to translate into, such as de, pt_BR or zh_Hant; a source begins with a tag of one, as <de>."""
     kinds: tuple[Kind, ...] = ("date", "time", "number", "unit")
-    """What to translate; every kind is as frequent as another."""
+    """Kinds of text to translate, each as frequent as another."""
     train_size: int = 40_000
-    """Examples to train on."""
+    """Number of examples to train on."""
     valid_size: int = 1_000
-    """Examples to follow the training with."""
+    """Number of examples to evaluate on during the training."""
     test_size: int = 2_000
-    """Examples to judge the result by."""
+    """Number of examples to evaluate the trained model on."""
     seed: int = 0
-    """Another seed draws other examples; which values are held out stays the same."""
+    """Seed of the examples that are generated; which values are held out does not depend on it."""
 
     def __post_init__(self) -> None:
         if not self.languages:
@@ -173,8 +173,8 @@ class _Examples(Lazy[Record]):
     def __len__(self) -> int:
         return self.size
 
-    def item(self, place: int) -> Record:
-        rng = Random(f"{self.data.seed}/{self.name}/{place}")
+    def item(self, index: int) -> Record:
+        rng = Random(f"{self.data.seed}/{self.name}/{index}")
         language, kind = _pick(rng, self.data.languages), _pick(rng, self.data.kinds)
         write = WRITERS[kind](rng, self.name)
         english = write("en").translate(PLAIN_SPACES)

@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from io import BufferedReader
 from pathlib import Path
@@ -33,15 +33,15 @@ class Lines(Lazy[str]):
     def __init__(self, path: Path | str):
         self.path = Path(path)
         with open_text(self.path) as file:
-            self._ends = _line_ends(self.path, file)
+            self._ends = self._find_ends(file)
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._begin = len(BYTE_ORDER_MARK) if self._bytes[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK else 0
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def item(self, place: int) -> str:
-        start, end = int(self._ends[place - 1]) + 1 if place else self._begin, int(self._ends[place])
+    def item(self, index: int) -> str:
+        start, end = self._span(index)
         # The size first: reading what is mapped beyond the end of its file would kill the process.
         if self._bytes.size() != len(self._bytes) or not self._is_line(start, end):
             raise UserError(
@@ -51,20 +51,30 @@ class Lines(Lazy[str]):
         try:
             return line.decode()
         except UnicodeDecodeError as error:
+            column = error.start - line.rfind(b"\n", 0, error.start)
             raise UserError(
-                f"{self.where(place)}: byte {error.start + 1} of the line, {line[error.start]:#04x}, is not UTF-8; "
+                f"{self.where(index, error.start)}: byte {column} of the line, {line[error.start]:#04x}, is not UTF-8; "
                 "convert the file to UTF-8"
             ) from error
 
+    def _find_ends(self, file: BufferedReader) -> np.ndarray:
+        return cached_ends(self.path, file, scan_lines, "lines")
+
+    def _span(self, index: int) -> tuple[int, int]:
+        """Where a line begins and ends, in bytes."""
+        return int(self._ends[index - 1]) + 1 if index else self._begin, int(self._ends[index])
+
     def _is_line(self, start: int, end: int) -> bool:
         """Whether this is where a line begins and ends: what an index of another file would not know."""
-        begins = start == self._begin or self._bytes[start - 1] == NEWLINE
-        ends = end == len(self._bytes) or self._bytes[end] == NEWLINE
-        return begins and ends and self._bytes.find(b"\n", start, end) < 0
+        return self._is_bounded(start, end) and self._bytes.find(b"\n", start, end) < 0
 
-    def where(self, place: int) -> str:
-        """The file and the line, counted from 1 as editors do."""
-        return f"{self.path}, line {place + 1}"
+    def _is_bounded(self, start: int, end: int) -> bool:
+        begins = start == self._begin or self._bytes[start - 1] == NEWLINE
+        return begins and (end == len(self._bytes) or self._bytes[end] == NEWLINE)
+
+    def where(self, index: int, position: int = 0) -> str:
+        """The file and the line, counted from 1 as editors do, of a byte of an item."""
+        return f"{self.path}, line {index + 1}"
 
     def filled(self) -> np.ndarray:
         """Whether each line has a character."""
@@ -75,7 +85,7 @@ class Lines(Lazy[str]):
         return filled
 
     def __reduce__(self) -> tuple[type["Lines"], tuple[Path]]:
-        return Lines, (self.path,)
+        return type(self), (self.path,)
 
 
 def as_paths(paths: Path | str | Iterable[Path | str]) -> tuple[Path, ...]:
@@ -98,12 +108,16 @@ def open_text(path: Path) -> BufferedReader:
     return file
 
 
-def _line_ends(path: Path, file: BufferedReader) -> np.ndarray:
-    """Where each line ends: mapped from the cache, or from a temporary file where there can be no cache."""
+Scan = Callable[[BufferedReader, BinaryIO], None]
+
+
+def cached_ends(path: Path, file: BufferedReader, scan: Scan, kind: str) -> np.ndarray:
+    """What a scan writes down: mapped from the cache, or from a temporary file where there can be no cache."""
     status = os.fstat(file.fileno())
     try:
         mark = _mark(file, status)
-        cached = _cache_folder() / blake2b(os.fsencode(path.resolve()), digest_size=16).hexdigest()
+        name = os.fsencode(path.resolve()) + b"\0" + kind.encode()
+        cached = _cache_folder() / blake2b(name, digest_size=16).hexdigest()
         if (ends := _cached_ends(cached, mark, status.st_size)) is not None:
             return ends
         cached.parent.mkdir(parents=True, exist_ok=True)
@@ -111,13 +125,13 @@ def _line_ends(path: Path, file: BufferedReader) -> np.ndarray:
             partial = Path(folder, "ends")
             with partial.open("wb") as index:
                 index.write(mark)
-                _scan(file, index)
+                scan(file, index)
             ends = np.memmap(partial, ENDS, "r")[len(mark) // ENDS.itemsize :]
             partial.replace(cached)
         return np.asarray(ends)
     except (OSError, RuntimeError):  # not writable, or no home to be in
         with TemporaryFile() as index:
-            _scan(file, index)
+            scan(file, index)
             return np.asarray(np.memmap(index, ENDS, "r"))
 
 
@@ -152,14 +166,14 @@ def _cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "transformer_jax" / "lines"
 
 
-def _scan(file: BufferedReader, index: BinaryIO) -> None:
+def scan_lines(file: BufferedReader, index: BinaryIO) -> None:
     r"""Write down where each line of a file ends: the positions of "\n", and the end of a last line without one."""
     file.seek(0)
-    buffer, place, last = bytearray(CHUNK), 0, NEWLINE
+    buffer, position, last = bytearray(CHUNK), 0, NEWLINE
     while count := file.readinto(buffer):
         ends = np.flatnonzero(np.frombuffer(buffer, np.uint8, count) == NEWLINE)
-        index.write((ends + place).astype(ENDS).tobytes())
-        place, last = place + count, buffer[count - 1]
+        index.write((ends + position).astype(ENDS).tobytes())
+        position, last = position + count, buffer[count - 1]
     if last != NEWLINE:
-        index.write(np.array(place, ENDS).tobytes())
+        index.write(np.array(position, ENDS).tobytes())
     index.flush()

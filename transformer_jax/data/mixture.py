@@ -10,7 +10,7 @@ from typing import Any
 from transformer_jax.data.source import Joined, Lazy, Source, Split
 from transformer_jax.errors import UserError
 
-LONGEST = 10_000  # places of a pattern; weights that would need more are rounded to it
+LONGEST = 10_000  # positions of a pattern; weights that would need more are rounded to it
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,10 @@ class Mixture(Source[Any]):
     """
 
     sources: tuple[Source[Any], ...]
-    """What is mixed."""
+    """Sources to mix."""
     weights: tuple[float, ...]
-    """How much each source counts: 3 and 1 are three records to one, whatever the sizes."""
+    """Relative weight of each source in the training: 3 and 1 give three records of the first to one of the second,
+    whatever their sizes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", tuple(self.sources))
@@ -69,9 +70,9 @@ class _Named(Lazy[Any]):
     def __len__(self) -> int:
         return len(self.records)
 
-    def item(self, place: int) -> Any:
+    def item(self, index: int) -> Any:
         try:
-            return self.records[place]
+            return self.records[index]
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from error
 
@@ -79,32 +80,32 @@ class _Named(Lazy[Any]):
 class _Mixed(Lazy[Any]):
     """Records in a pattern that repeats: of any first n, a source gives its share of n to within one."""
 
-    def __init__(self, parts: Sequence[Sequence[Any]], weights: Sequence[float]):
-        for number, part in enumerate(parts):
-            if not len(part):
+    def __init__(self, splits: Sequence[Sequence[Any]], weights: Sequence[float]):
+        for number, split in enumerate(splits):
+            if not len(split):
                 raise UserError(f"sources[{number}] has no records in train; leave it out")
-        self._parts = parts
+        self._splits = splits
         self._pattern = _pattern(_integers(weights))
-        self._places: list[list[int]] = [[] for _ in parts]  # of each source in the pattern
-        self._ranks = []  # which of the places of its source a place is
-        for place, number in enumerate(self._pattern):
-            self._ranks.append(len(self._places[number]))
-            self._places[number].append(place)
-        self._length = 1 + max(self._place(number, len(part) - 1) for number, part in enumerate(parts))
+        self._positions: list[list[int]] = [[] for _ in splits]  # of each source in the pattern
+        self._ranks = []  # of each position among those of its source
+        for position, number in enumerate(self._pattern):
+            self._ranks.append(len(self._positions[number]))
+            self._positions[number].append(position)
+        self._length = 1 + max(self._position(number, len(split) - 1) for number, split in enumerate(splits))
 
     def __len__(self) -> int:
         return self._length
 
-    def item(self, place: int) -> Any:
-        periods, within = divmod(place, len(self._pattern))
+    def item(self, index: int) -> Any:
+        periods, within = divmod(index, len(self._pattern))
         number = self._pattern[within]
-        index = periods * len(self._places[number]) + self._ranks[within]
-        return self._parts[number][index % len(self._parts[number])]
+        own = periods * len(self._positions[number]) + self._ranks[within]
+        return self._splits[number][own % len(self._splits[number])]
 
-    def _place(self, number: int, index: int) -> int:
-        """Where the record of an index of a source comes: the inverse of `item`."""
-        periods, rank = divmod(index, len(self._places[number]))
-        return periods * len(self._pattern) + self._places[number][rank]
+    def _position(self, number: int, own: int) -> int:
+        """The index at which a source's record of its own index comes: the inverse of `item`."""
+        periods, rank = divmod(own, len(self._positions[number]))
+        return periods * len(self._pattern) + self._positions[number][rank]
 
 
 def _integers(weights: Sequence[float]) -> list[int]:
@@ -116,14 +117,14 @@ def _integers(weights: Sequence[float]) -> list[int]:
 
 
 def _pattern(counts: Sequence[int]) -> list[int]:
-    """Which source each place of a period is for, spread evenly (the chairman assignment; Tijdeman 1980).
+    """Which source each position of a period is for, spread evenly (the chairman assignment; Tijdeman 1980).
 
-    After n places a source has had its share of n, rounded down or up. To keep that, a place goes to a source that is
-    not ahead of its share, and among these to the one that would first fall a whole record behind.
+    After n positions a source has had its share of n, rounded down or up. To keep that, a position goes to a source
+    that is not ahead of its share, and among these to the one that would first fall a whole record behind.
     """
     period, had, pattern = sum(counts), [0] * len(counts), []
-    for place in range(1, period + 1):
-        behind = [number for number, count in enumerate(counts) if had[number] * period < place * count]
+    for position in range(1, period + 1):
+        behind = [number for number, count in enumerate(counts) if had[number] * period < position * count]
         chosen = min(behind, key=lambda number: (had[number] + 1) / counts[number])
         had[chosen] += 1
         pattern.append(chosen)

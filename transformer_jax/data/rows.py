@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from transformer_jax.data.batches import Batch, Bucket, Chance
+from transformer_jax.data.batches import Batch, Bucket, RowRng
 from transformer_jax.data.packing import pack
 from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
@@ -16,14 +17,14 @@ class BatchingConfig:
     """How examples become batches."""
 
     tokens: int = 4096
-    """Most positions of a batch on its longer side, padding included."""
+    """Most positions of a batch in its longest column, padding included."""
     rows: int | None = None
-    """Rows of a batch, whatever their length; None goes by tokens."""
+    """Rows of a batch, whatever their length; None derives them from batching.tokens."""
     num_buckets: int = 4
-    """Number of shapes that batches come in, each compiled once, when every example has its own row."""
+    """Number of shapes that batches come in, each compiled once, when every example has a row of its own."""
     pack_length: int | None = None
-    """Put several examples into a row of this many positions, where they do not see each other. None gives each a row
-    of its own."""
+    """Positions of a row that several examples are packed into, without attending to each other; None gives each
+    example a row of its own."""
 
     def __post_init__(self):
         for name in ("tokens", "rows", "num_buckets", "pack_length"):
@@ -37,19 +38,21 @@ class BatchingConfig:
 
 
 class Rows:
-    """A layout of examples, each a dict of named sequences of ids.
+    """A layout of examples with as many of them in a row as the config says.
 
     Examples with a row of their own are divided into buckets of like length; packed ones into rows of `pack_length`
-    positions, and those that are too long for it into rows of a second shape. A packed row has `NAME_segments` beside
-    each sequence: 1, 2, ... for its examples and 0 for padding.
+    positions, and those that are too long for it into rows of a second shape. `NAME_segments` says of each position of
+    a ragged column which example of the row it belongs to: 1, 2, ..., and 0 for padding. A column that is not ragged
+    has one item in a row, or, where rows are packed, one for each example.
 
     Args:
         store: the examples.
         config: how they become batches.
-        pad_id: fills a row up.
-        members: the numbers of the examples to lay out; all by default.
-        width_multiple: widths are rounded up to a multiple of it, so that sets of about the same lengths share shapes,
-        width_limit: but not beyond these.
+        max_lengths: the longest that the model can take, by column.
+        too_long: whether an example that is longer is left out, or cut to its beginning and its last item, which is
+            usually an end token.
+        width_multiple: widths are rounded up to a multiple of it, within `max_lengths`, so that sets of about the same
+            lengths share shapes.
     """
 
     def __init__(
@@ -57,64 +60,87 @@ class Rows:
         store: Store,
         config: BatchingConfig,
         *,
-        pad_id: int,
-        members: np.ndarray | None = None,
+        max_lengths: Mapping[str, int] | None = None,
+        too_long: Literal["leave_out", "cut"] = "leave_out",
         width_multiple: int = 1,
-        width_limit: Mapping[str, int] | None = None,
     ):
-        self._store, self._pad_id, self._packed = store, pad_id, config.pack_length is not None
-        members = np.arange(len(store)) if members is None else members
-        lengths = store.lengths[members]
+        if not store.ends and config.rows is None:
+            raise UserError("the examples have no length to go by; set batching.rows to the rows of a batch")
+        self._store, self._packed = store, config.pack_length is not None
+        self._max_lengths = {name: (max_lengths or {}).get(name, np.iinfo(int).max) for name in store.ends}
+        limit, lengths = np.array([*self._max_lengths.values()], int), store.lengths
+        fits = (lengths <= limit).all(axis=1)
+        members = np.flatnonzero(fits) if too_long == "leave_out" else np.arange(len(store))
+        lengths = np.minimum(lengths, limit)[members]
+        self._num_full = int((lengths >= limit).any(axis=1).sum()) if too_long == "cut" else 0
         divide = _packed_rows if self._packed else _rows_by_length
-        limit = np.array([np.iinfo(int).max if width_limit is None else width_limit[name] for name in store.names])
-        self._widths: list[np.ndarray] = []
+        self._widths: list[dict[str, int]] = []
         self._members: list[np.ndarray] = []  # of each bucket, row after row
         self._ends: list[np.ndarray] = []  # of each bucket, where the members of a row end
         self.buckets: list[Bucket] = []
         for inside, row_of, widths in divide(lengths, config) if len(members) else ():
             order = np.argsort(row_of, kind="stable")
             rounded = -(-widths // width_multiple) * width_multiple
-            widths = np.minimum(rounded, np.maximum(widths, limit))
+            widths = np.maximum(np.minimum(rounded, np.maximum(widths, limit)), 1)  # also where all texts are empty
             self._members.append(members[inside[order]])
             self._ends.append(np.cumsum(np.bincount(row_of)))
-            self._widths.append(widths)
-            self.buckets.append(Bucket(len(self._ends[-1]), config.batch_rows(int(widths.max()))))
-        positions = sum(int(widths.sum()) * n for widths, (n, _) in zip(self._widths, self.buckets, strict=True))
-        self.padding = 1 - int(lengths.sum()) / max(positions, 1)
-        """The share of positions that hold padding."""
+            self._widths.append(dict(zip(store.ends, widths.tolist(), strict=True)))
+            self.buckets.append(Bucket(len(self._ends[-1]), config.batch_rows(max(widths.tolist(), default=1))))
+        positions = sum(sum(widths.values()) * n for widths, (n, _) in zip(self._widths, self.buckets, strict=True))
+        self.padding = 1 - int(lengths.sum()) / max(positions, 1) if store.ends else 0.0
+        """The fraction of positions that hold padding."""
 
     def describe(self) -> str:
         """What there is, for people."""
-        count, skipped = len(self.members), len(self._store) - len(self.members)
-        without = f" ({skipped:,} that are too long for the model are left out)" if skipped else ""
-        return f"{count:,} examples{without}, {self.padding:.1%} padding"
+        count = sum(map(len, self._members))
+        remark = ""
+        if count < len(self._store):
+            remark = f" ({len(self._store) - count:,} that are too long for the model are left out)"
+        elif self._num_full:
+            remark = f" ({self._num_full:,} have all the tokens that the model can read; what is longer is cut)"
+        return f"{count:,} examples{remark}, {self.padding:.1%} padding"
 
     @property
-    def members(self) -> np.ndarray:
-        """The number of each example, in the order of the rows."""
-        return np.concatenate(self._members)
+    def members(self) -> np.ndarray | None:
+        """The example of each row; None where rows are packed."""
+        return None if self._packed else np.concatenate([np.zeros(0, int), *self._members])
 
-    def rows(self, bucket: int, numbers: np.ndarray, count: int, chance: Chance) -> Batch:
-        """Arrays of `count` rows: those of these numbers, then empty ones."""
-        shapes = [
-            (name, (count, int(width))) for name, width in zip(self._store.names, self._widths[bucket], strict=True)
-        ]
-        ids = {name: np.full(shape, self._pad_id, np.int32) for name, shape in shapes}
-        segments = {name: np.zeros(shape, np.int32) for name, shape in shapes}
+    def rows(self, bucket: int, indices: np.ndarray, count: int, rng: RowRng) -> Batch:
+        """Arrays of `count` rows: those of these indices, then empty ones."""
         members, ends = self._members[bucket], self._ends[bucket]
-        for place, row in enumerate(numbers):
-            filled = dict.fromkeys(ids, 0)
-            for segment, member in enumerate(members[ends[row - 1] if row else 0 : ends[row]], 1):
-                for name, sequence in self._store[int(member)].items():
-                    span = slice(filled[name], filled[name] + len(sequence))
-                    ids[name][place, span], segments[name][place, span] = sequence, segment
+        batch = self._empty(bucket, count)
+        for row, index in enumerate(indices):
+            filled = dict.fromkeys(self._store.ends, 0)
+            for segment, member in enumerate(members[ends[index - 1] if index else 0 : ends[index]]):
+                for name, value in self._store[int(member)].items():
+                    if name not in filled:
+                        batch[name][(row, segment) if self._packed else row] = value
+                        continue
+                    value = self._cut(name, value)
+                    span = slice(filled[name], filled[name] + len(value))
+                    batch[name][row, span], batch[f"{name}_segments"][row, span] = value, segment + 1
                     filled[name] = span.stop
-        return ids | {f"{name}_segments": array for name, array in segments.items()} if self._packed else ids
+        return batch
+
+    def _empty(self, bucket: int, count: int) -> Batch:
+        most = int(np.diff(self._ends[bucket], prepend=0).max())
+        batch: Batch = {}
+        for name, column in self._store.columns.items():
+            axes: tuple[int, ...] = (count, most) if self._packed else (count,)
+            if column.ragged:
+                axes = (count, self._widths[bucket][name])
+                batch[f"{name}_segments"] = np.zeros(axes, np.int32)
+            batch[name] = np.full((*axes, *column.shape), column.padding, column.dtype)
+        return batch
+
+    def _cut(self, name: str, value: np.ndarray) -> np.ndarray:
+        limit = self._max_lengths[name]
+        return value if len(value) <= limit else np.concatenate([value[: limit - 1], value[-1:]])
 
 
 def _rows_by_length(lengths: np.ndarray, config: BatchingConfig):
     """Buckets of examples with a row each: (the examples, the row of each, the widths of a row)."""
-    longest = lengths.max(axis=1)
+    longest = lengths.max(axis=1, initial=1)
     bucket_of = np.searchsorted(_boundaries(longest, config.num_buckets), longest)
     for bucket in np.unique(bucket_of):
         inside = np.flatnonzero(bucket_of == bucket)
@@ -122,7 +148,9 @@ def _rows_by_length(lengths: np.ndarray, config: BatchingConfig):
 
 
 def _packed_rows(lengths: np.ndarray, config: BatchingConfig):
-    """Buckets of examples that share rows. The sides of a row are as wide as the text on them is long."""
+    """Buckets of examples that share rows. Each column of a row is as wide as its fraction of all items says."""
+    if not lengths.shape[1]:
+        raise UserError("examples without a ragged column cannot be packed; leave out batching.pack_length")
     totals = lengths.sum(axis=0)
     capacity = np.maximum(np.ceil(config.pack_length * totals / totals.max()), 1).astype(int)
     fits = (lengths <= capacity).all(axis=1)

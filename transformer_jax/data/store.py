@@ -1,4 +1,4 @@
-"""Encoded examples one after the other in flat arrays, in memory or mapped from disk."""
+"""Encoded examples as a few long arrays, in memory or on disk."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,103 +8,117 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.atomic import atomic
+from transformer_jax.data.columns import Column, Example, from_json, to_json
 from transformer_jax.data.source import Lazy
 from transformer_jax.errors import UserError
 
-Example = Mapping[str, Sequence[int] | np.ndarray]
-"""Named sequences of ids: `{"source": [...], "target": [...]}`."""
 
-INT32 = np.iinfo(np.int32)  # what batches are made of
+class Store(Lazy[Mapping[str, np.ndarray]]):
+    """Examples by number, each a dict of arrays, as their columns say.
 
-
-class Store(Lazy[Example]):
-    """Examples by number. `ids[name]` holds those of all examples, `ends[name][i]` says where example i ends.
-
-    A store on disk is mapped, not read: it costs no memory, and another process opens it again by its path.
+    A column is one array of the items of all examples, `values[name]`, which on disk is mapped and never read whole.
+    Where it is ragged, `ends[name]` says where each example ends.
     """
 
-    def __init__(self, ids: dict[str, np.ndarray], ends: dict[str, np.ndarray], path: Path | None = None):
-        self.ids, self.ends, self._path = ids, ends, path
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        values: Mapping[str, np.ndarray],
+        ends: Mapping[str, np.ndarray],
+        length: int,
+        path: Path | None = None,
+    ):
+        self.columns, self.values, self.ends = dict(columns), values, ends
+        self._length, self._path = length, path
 
     @classmethod
-    def of(cls, examples: Sequence[Example]) -> "Store":
-        """A store in memory."""
-        return cls._of(examples)
+    def of(cls, examples: Sequence[Example], columns: Mapping[str, Column]) -> "Store":
+        """Examples in memory; of the columns, those that the examples have."""
+        present = _present(examples, columns)
+        values, ends = _join(examples, present)
+        return cls(present, values, ends, len(examples))
 
     @classmethod
-    def _of(
-        cls, examples: Sequence[Example], *, low: int = INT32.min, high: int = INT32.max, first: int = 0
-    ) -> "Store":
-        """Examples whose ids must be from `low` to `high`; the first has this number."""
-        names = list(examples[0]) if examples else []
-        ids = {name: _joined(name, [x[name] for x in examples], low, high, first) for name in names}
-        return cls(ids, {name: np.cumsum([len(x[name]) for x in examples]) for name in names})
-
-    @classmethod
-    def write(cls, path: Path, parts: Iterable[Sequence[Example]], *, vocab_size: int) -> "Store":
+    def write(cls, path: Path, parts: Iterable[Sequence[Example]], columns: Mapping[str, Column]) -> "Store":
         """Write the examples to a new folder, part by part, all or nothing, and open it."""
-        dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-        high = min(np.iinfo(dtype).max, INT32.max)
         path.parent.mkdir(parents=True, exist_ok=True)
-        totals: dict[str, int] = {}
-        count = 0
+        totals = dict.fromkeys(columns, 0)
+        length = 0
         with atomic(path) as unfinished:
             unfinished.mkdir()
+            for name in columns:
+                (unfinished / f"{name}.values").touch()
             for examples in filter(len, parts):
-                part = cls._of(examples, low=0, high=high, first=count)
-                count += len(part)
-                for name in part.ids:
-                    total = totals.get(name, 0)
-                    _append(unfinished / f"{name}.ids", part.ids[name].astype(dtype))
-                    _append(unfinished / f"{name}.ends", part.ends[name].astype(np.int64) + total)
-                    totals[name] = total + int(part.ends[name][-1])
-            (unfinished / "store.json").write_text(json.dumps({"names": list(totals), "dtype": dtype.__name__}))
+                _check_names(examples, columns, length)
+                values, ends = _join(examples, columns, first=length)
+                length += len(examples)
+                for name in columns:
+                    _append(unfinished / f"{name}.values", values[name])
+                    if name in ends:
+                        _append(unfinished / f"{name}.ends", ends[name] + totals[name])
+                        totals[name] += int(ends[name][-1])
+            about = {"length": length, "columns": to_json(columns)}
+            (unfinished / "store.json").write_text(json.dumps(about), encoding="utf-8")
         return cls.open(path)
 
     @classmethod
     def open(cls, path: Path) -> "Store":
         """The store in a folder."""
-        about = json.loads((path / "store.json").read_text())
-        ids = {name: _map(path / f"{name}.ids", about["dtype"]) for name in about["names"]}
-        return cls(ids, {name: _map(path / f"{name}.ends", np.int64) for name in about["names"]}, path)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the sequences that an example consists of."""
-        return tuple(self.ends)
+        about = json.loads((path / "store.json").read_text(encoding="utf-8"))
+        columns = from_json(about["columns"])
+        values = {
+            name: _map(path / f"{name}.values", column.storage_dtype, column.shape) for name, column in columns.items()
+        }
+        ends = {name: _map(path / f"{name}.ends", np.int64) for name, column in columns.items() if column.ragged}
+        return cls(columns, values, ends, about["length"], path)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of ids, [examples, names]."""
+        """Number of items, [examples, ragged columns]."""
         lengths = [np.diff(ends, prepend=0) for ends in self.ends.values()]
-        return np.stack(lengths, axis=1) if lengths else np.zeros((0, 0), int)
+        return np.stack(lengths, axis=1) if lengths else np.zeros((len(self), 0), int)
 
     def __len__(self) -> int:
-        return len(next(iter(self.ends.values()))) if self.ends else 0
+        return self._length
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Store, (self.ids, self.ends)) if self._path is None else (Store.open, (self._path,))
+        if self._path is not None:
+            return Store.open, (self._path,)
+        return Store, (self.columns, self.values, self.ends, self._length)
 
-    def item(self, number: int) -> Example:
-        return {
-            name: self.ids[name][ends[number - 1] if number else 0 : ends[number]] for name, ends in self.ends.items()
-        }
+    def item(self, index: int) -> dict[str, np.ndarray]:
+        return {name: self._item(name, index) for name in self.columns}
+
+    def _item(self, name: str, index: int) -> np.ndarray:
+        if name not in self.ends:
+            return self.values[name][index]
+        ends = self.ends[name]
+        return self.values[name][ends[index - 1] if index else 0 : ends[index]]
 
 
-def _joined(name: str, columns: Sequence[Sequence[int] | np.ndarray], low: int, high: int, first: int) -> np.ndarray:
-    """The ids of a column one after the other. NumPy would wrap or truncate what does not fit; here it is an error."""
-    filled = [column for column in columns if len(column)]
-    try:
-        ids = np.concatenate(list(map(np.asarray, filled))) if filled else np.zeros(0, np.int32)
-    except ValueError:  # sequences of sequences
-        ids = np.zeros(0)
-    if ids.ndim == 1 and ids.dtype.kind in "iu" and (not len(ids) or (low <= ids.min() and ids.max() <= high)):
-        return ids.astype(np.int32)
-    for number, column in enumerate(columns, first):
-        for value in column.tolist() if isinstance(column, np.ndarray) else column:
-            if not isinstance(value, (int, np.integer)) or not low <= value <= high:
-                raise UserError(f"example {number} has {value!r} in {name!r}; give integers from {low} to {high}")
-    return np.concatenate([np.asarray(column, np.int32) for column in columns])
+def _present(examples: Sequence[Example], columns: Mapping[str, Column]) -> dict[str, Column]:
+    present = {name: column for name, column in columns.items() if not examples or name in examples[0]}
+    _check_names(examples, present, 0)
+    return present
+
+
+def _check_names(examples: Sequence[Example], columns: Mapping[str, Column], first: int) -> None:
+    for number, example in enumerate(examples, first):
+        if example.keys() != columns.keys():
+            given, expected = ", ".join(example) or "nothing", ", ".join(columns)
+            raise UserError(f"example {number} has {given}; the columns of the task are {expected}")
+
+
+def _join(
+    examples: Sequence[Example], columns: Mapping[str, Column], *, first: int = 0
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The values of each column one after the other, and where each example ends in those that are ragged."""
+    values, ends = {}, {}
+    for name, column in columns.items():
+        values[name], lengths = column.join(name, [example[name] for example in examples], first=first)
+        if column.ragged:
+            ends[name] = np.cumsum(lengths, dtype=np.int64)
+    return values, ends
 
 
 def _append(path: Path, array: np.ndarray) -> None:
@@ -112,6 +126,8 @@ def _append(path: Path, array: np.ndarray) -> None:
         array.tofile(file)
 
 
-def _map(path: Path, dtype: Any) -> np.ndarray:
+def _map(path: Path, dtype: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
     # A plain array over the map: slices of np.memmap itself are slow.
-    return np.asarray(np.memmap(path, dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
+    if not path.exists() or not path.stat().st_size:
+        return np.zeros((0, *shape), dtype)
+    return np.asarray(np.memmap(path, dtype, mode="r")).reshape(-1, *shape)

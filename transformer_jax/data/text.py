@@ -27,22 +27,21 @@ class Text(Source[Document]):
     """Plain text to learn a language from."""
 
     train: tuple[Path, ...] = ()
-    """Text files. None takes the documentation in Python's standard library, a document for each module."""
+    """Text files to train on; the default is the documentation in Python's standard library, a document per module."""
     valid: tuple[Path, ...] = ()
-    """Text files to follow the training with."""
+    """Text files to evaluate on during the training."""
     test: tuple[Path, ...] = ()
-    """Text files to judge the result by. Without any, test is empty."""
+    """Text files to evaluate the trained model on."""
     document: Unit = "file"
-    """What in a file is a document: all of it, as one stream in pieces of a mebibyte; the lines up to an empty one; or
-    a line."""
+    """What a document is: a whole file, read as one stream in pieces of a mebibyte; a paragraph, up to an empty line;
+    or a line."""
     valid_fraction: float = 0.1
-    """Share of train that is valid instead where that has no files: the last part, or some of Python's modules."""
+    """Fraction of the training text that is held out to evaluate on where there are no valid files: the end of the
+    files, or some of Python's modules."""
 
     def __post_init__(self) -> None:
         for name in get_args(Split):
             object.__setattr__(self, name, as_paths(getattr(self, name)))
-            if getattr(self, name) and not self.train:
-                raise UserError(f"there are {name} files but no train files; name these too")
         if self.document not in get_args(Unit):
             raise UserError(f"document={self.document!r} is not one of {', '.join(get_args(Unit))}")
         if not 0 <= self.valid_fraction < 1:
@@ -55,6 +54,8 @@ class Text(Source[Document]):
             return _Documents(self._texts(getattr(self, name)))
         if self.train:
             return _Documents(self._texts(self.train, name))
+        if self.test:  # to evaluate on alone: Python's documentation has nothing to do with it
+            return ()
         held_out = name == "valid"
         modules = python_documentation()
         return [{"text": text} for module, text in modules if (_hash(module) < self.valid_fraction) == held_out]
@@ -67,11 +68,11 @@ class Text(Source[Document]):
         """The files of train."""
         return self.train
 
-    def _texts(self, paths: Sequence[Path], part: Split | None = None) -> Sequence[str]:
-        """The texts in files: all of them, or the part before or after the place that parts train from valid."""
+    def _texts(self, paths: Sequence[Path], split: Split | None = None) -> Sequence[str]:
+        """The texts in files: all of them, or those before or after the position that divides train from valid."""
         if self.document == "file":
             sizes = [_size(path) for path in paths]
-            chosen = self._part(sum(sizes), part)
+            chosen = self._range(sum(sizes), split)
             starts = accumulate(sizes, initial=0)
             return Joined(
                 _Pieces(path, max(chosen.start - start, 0), min(chosen.stop - start, size))
@@ -79,12 +80,12 @@ class Text(Source[Document]):
             )
         lines = map(Lines, paths)
         texts: Joined[str] = Joined(lines if self.document == "line" else map(_paragraphs, lines))
-        return Chosen(texts, self._part(len(texts), part))
+        return Chosen(texts, self._range(len(texts), split))
 
-    def _part(self, total: int, part: Split | None) -> range:
+    def _range(self, total: int, split: Split | None) -> range:
         """Of so many documents or bytes, those of train, of valid, or all."""
         cut = max(1, total - math.ceil(total * self.valid_fraction))
-        return range(cut if part == "valid" else 0, cut if part == "train" else total)
+        return range(cut if split == "valid" else 0, cut if split == "train" else total)
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class _Documents(Lazy[Document]):
     def __len__(self) -> int:
         return len(self.texts)
 
-    def item(self, place: int) -> Document:
-        return {"text": self.texts[place]}
+    def item(self, index: int) -> Document:
+        return {"text": self.texts[index]}
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ class _Pieces(Lazy[str]):
     def __len__(self) -> int:
         return max(0, -(-(self.stop - self.start) // PIECE))
 
-    def item(self, place: int) -> str:
-        start = self.start + place * PIECE
+    def item(self, index: int) -> str:
+        start = self.start + index * PIECE
         size = min(PIECE, self.stop - start)
         with open_text(self.path) as file:
             file.seek(start)
@@ -130,22 +131,22 @@ class _Pieces(Lazy[str]):
         return text.replace("\r\n", "\n")
 
 
-def _character(data: bytes, place: int) -> int:
-    """Where the first character from a place on begins: after what is left of another, three bytes at most."""
-    return next((at for at in range(place, place + 3) if data[at : at + 1] not in CONTINUATION), place + 3)
+def _character(data: bytes, position: int) -> int:
+    """Where the first character from a position on begins: after what is left of another, three bytes at most."""
+    return next((at for at in range(position, position + 3) if data[at : at + 1] not in CONTINUATION), position + 3)
 
 
 @dataclass(frozen=True)
 class _Paragraphs(Lazy[str]):
     lines: Lines
     bounds: np.ndarray
-    """The first line of each and the one after its last."""
+    """The first line of each paragraph and the one after its last."""
 
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def item(self, place: int) -> str:
-        first, end = self.bounds[place]
+    def item(self, index: int) -> str:
+        first, end = self.bounds[index]
         return "\n".join(self.lines[first:end])
 
 

@@ -1,4 +1,4 @@
-"""Text from TensorFlow Datasets without TensorFlow: array_record as it is, tfrecord converted once."""
+"""Records from TensorFlow Datasets without TensorFlow: array_record as it is, tfrecord converted once."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.data.source import Lazy, Source, Split, check_text
+from transformer_jax.data.source import Lazy, Source, Split, check_text, first_line
 from transformer_jax.data.tfrecord import add_array_record
 from transformer_jax.errors import UserError
 
@@ -23,18 +23,18 @@ class Tfds(Source[Any]):
     """A set of TensorFlow Datasets, such as wmt14_translate/de-en, or your own, prepared by it."""
 
     name: str
-    """The set, its configuration and its version, as TFDS writes them; the last two may be left out."""
+    """Name of the set in TFDS, with its configuration and its version where it has several: wmt14_translate/de-en."""
     features: dict[str, str]
-    """What a record consists of, and from which text features of the set: source en target de for translation, text
-    text for a language model."""
+    """Fields of a record, each with its feature in the set: source en target de for translation, text text for a
+    language model, text text label label for classification, where labels become their names."""
     data_dir: Path | None = None
-    """Where prepared sets are; TFDS's own place by default."""
+    """Folder of prepared sets; the default is the one that TFDS uses."""
     train_split: str = "train"
-    """The split to train on; TFDS's slices, such as train[:90%], are splits too."""
+    """Split of the set to train on; a slice of one, such as train[:90%], is a split too."""
     valid_split: str = "validation"
-    """The split to follow the training with."""
+    """Split of the set, or slice of one, to evaluate on during the training."""
     test_split: str = "test"
-    """The split to judge the result by."""
+    """Split of the set, or slice of one, to evaluate the trained model on."""
     download: bool = False
     """Fetch and prepare the set when it is not in data_dir; otherwise nothing is asked of the network."""
     allow_empty: bool = False
@@ -49,10 +49,11 @@ class Tfds(Source[Any]):
             if not shard.exists():
                 raise UserError(f"{self.name} lacks its file {shard}; copy or prepare the set again")
         shards = tuple(
-            (str(part.filename), part.skip, part.examples_in_shard - part.skip if part.take == -1 else part.take)
-            for part in builder.info.splits[split].file_instructions
+            (str(shard.filename), shard.skip, shard.examples_in_shard - shard.skip if shard.take == -1 else shard.take)
+            for shard in builder.info.splits[split].file_instructions
         )
-        return _Texts(records, self.features, f"{self.name}, {split}", shards, self.allow_empty)
+        features = {field: (name, builder.info.features[name]) for field, name in self.features.items()}
+        return _Records(records, features, f"{self.name}, {split}", shards, self.allow_empty)
 
     def fields(self) -> tuple[str, ...]:
         """What the features are called here."""
@@ -74,7 +75,7 @@ class Tfds(Source[Any]):
         return builder
 
     @property
-    def _place(self) -> Path | None:
+    def _folder(self) -> Path | None:
         return Path(self.data_dir).expanduser() if self.data_dir else None
 
     def _prepared(self) -> Any:
@@ -83,31 +84,31 @@ class Tfds(Source[Any]):
         from tensorflow_datasets.core.read_only_builder import builder_from_files
 
         try:
-            return builder_from_files(self.name, data_dir=self._place)
+            return builder_from_files(self.name, data_dir=self._folder)
         except DatasetNotFoundError:
             return None
-        except Exception as error:  # a name that is none, two places that hold the set, unreadable files
-            place = self._place or "TFDS's data_dir"
-            raise UserError(f"{self.name} cannot be read from {place}: {_first_line(error)}") from error
+        except Exception as error:  # a name that is none, two folders that hold the set, unreadable files
+            folder = self._folder or "TFDS's data_dir"
+            raise UserError(f"{self.name} cannot be read from {folder}: {first_line(error)}") from error
 
     def _downloaded(self) -> Any:
         import tensorflow_datasets as tfds
 
         if not self.download:
-            where = f", data_dir={str(self._place)!r}" if self._place else ""
+            where = f", data_dir={str(self._folder)!r}" if self._folder else ""
             code = f"tfds.builder({self.name!r}{where}, file_format='array_record').download_and_prepare()"
             raise UserError(
-                f"{self.name} cannot be read from {self._place or tfds.core.constants.DATA_DIR}: it is not there; "
+                f"{self.name} cannot be read from {self._folder or tfds.core.constants.DATA_DIR}: it is not there; "
                 f"set download=True, or prepare it with "
                 f'python -c "import tensorflow_datasets as tfds; {code}"; both need {INSTALL}'
             )
         try:
-            builder = tfds.builder(self.name, data_dir=self._place, file_format="array_record")
+            builder = tfds.builder(self.name, data_dir=self._folder, file_format="array_record")
             with redirect_stdout(sys.stderr):
                 builder.download_and_prepare()
         except Exception as error:  # TFDS, the network and the code of the set each raise their own
             advice = "" if find_spec("tensorflow") else f"; most sets need TensorFlow to be prepared: {INSTALL}"
-            raise UserError(f"{self.name} cannot be fetched and prepared: {_first_line(error)}{advice}") from error
+            raise UserError(f"{self.name} cannot be fetched and prepared: {first_line(error)}{advice}") from error
         return tfds.builder_from_directory(builder.data_dir)
 
     def _converted(self, builder: Any) -> Any:
@@ -126,13 +127,11 @@ class Tfds(Source[Any]):
         return tfds.builder_from_directory(folder)
 
     def _check_features(self, found: dict[str, Any]) -> None:
-        texts = {name for name, feature in found.items() if (feature.shape, feature.np_dtype) == ((), np.object_)}
         for field, name in self.features.items():
-            if name not in texts:
+            if name not in found or hasattr(found[name], "items"):
                 known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in found.items())
-                raise UserError(
-                    f"features[{field!r}]={name!r} is no text feature of {self.name}; its features are {known}"
-                )
+                problem = "is a group of features" if name in found else "is not a feature"
+                raise UserError(f"features[{field!r}]={name!r} {problem} of {self.name}; its features are {known}")
 
     def _check_split(self, field: str, splits: Any) -> None:
         split = getattr(self, field)
@@ -145,9 +144,10 @@ class Tfds(Source[Any]):
 
 
 @dataclass(frozen=True)
-class _Texts(Lazy[dict[str, str]]):
+class _Records(Lazy[dict[str, Any]]):
     records: Any
-    features: dict[str, str]
+    features: dict[str, tuple[str, Any]]
+    """The name and the type of the feature of each field."""
     name: str
     """The set and the split, for errors,"""
     shards: tuple[tuple[str, int, int], ...]
@@ -157,34 +157,47 @@ class _Texts(Lazy[dict[str, str]]):
     def __len__(self) -> int:
         return len(self.records)
 
-    def item(self, place: int) -> dict[str, str]:
+    def item(self, index: int) -> dict[str, Any]:
         try:
-            record = self.records[place]
+            record = self.records[index]
         except Exception as error:  # array_record and the parser of examples each raise their own
             raise UserError(
-                f"{self.where(place)} cannot be read: {_first_line(error)}; copy or prepare the set again"
+                f"{self.where(index)} cannot be read: {first_line(error)}; copy or prepare the set again"
             ) from error
-        return {field: self._text(record[name], field, name, place) for field, name in self.features.items()}
+        return {
+            field: self._value(record[name], feature, field, name, index)
+            for field, (name, feature) in self.features.items()
+        }
 
-    def where(self, place: int) -> str:
+    def where(self, index: int) -> str:
         """The set, the split and the record, and which file that is in."""
-        number = place
+        number = index
         for path, first, count in self.shards:
             if number < count:
-                return f"{self.name}, record {place} ({path}, record {first + number}, counted from 0)"
+                return f"{self.name}, record {index} ({path}, record {first + number}, counted from 0)"
             number -= count
-        raise IndexError(place)
+        raise IndexError(index)
 
-    def _text(self, data: bytes, field: str, name: str, place: int) -> str:
+    def _value(self, value: Any, feature: Any, field: str, name: str, index: int) -> Any:
+        """A value of a feature: a text as a string, a label as its name, all else as it is.
+
+        A label of -1, which means that there is none, is None.
+        """
+        if isinstance(value, bytes):
+            return self._text(value, field, name, index)
+        inner = getattr(feature, "feature", feature)  # of a sequence
+        if np.ndim(value) and (hasattr(inner, "int2str") or np.asarray(value).dtype.kind in "OS"):
+            return [self._value(item, inner, field, name, index) for item in value]
+        if hasattr(feature, "int2str"):
+            return feature.int2str(int(value)) if value >= 0 else None
+        return value
+
+    def _text(self, data: bytes, field: str, name: str, index: int) -> str:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
             raise UserError(
-                f"{self.where(place)} has byte {error.start + 1} of {name!r}, {data[error.start]:#04x}, that is not "
+                f"{self.where(index)} has byte {error.start + 1} of {name!r}, {data[error.start]:#04x}, that is not "
                 "UTF-8; prepare the set again as UTF-8"
             ) from error
-        return check_text(text, field, partial(self.where, place), allow_empty=self.allow_empty)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        return check_text(text, field, partial(self.where, index), allow_empty=self.allow_empty)

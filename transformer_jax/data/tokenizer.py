@@ -14,20 +14,31 @@ from tokenizers import AddedToken, decoders
 
 from transformer_jax.atomic import atomic
 from transformer_jax.data.allowed_tokens import with_allowed
-from transformer_jax.data.tokenizer_config import TokenizerConfig
+from transformer_jax.data.encoded import (
+    Encoded,
+    EncodedSpans,
+    EncodedWords,
+    Padding,
+    encode_batch,
+    encode_spans,
+    group_by_word,
+    joined,
+    pad,
+    with_template,
+)
+from transformer_jax.data.special_tokens import (
+    BEGIN,
+    END,
+    PAD,
+    UNKNOWN,
+    WELL_KNOWN,
+    special_id,
+    special_tokens,
+    unknown_id,
+)
+from transformer_jax.data.tokenizer_config import FILE, TokenizerConfig
 from transformer_jax.data.tokenizer_training import learn
 from transformer_jax.errors import UserError
-
-PAD, BEGIN, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
-
-WELL_KNOWN = {
-    "pad": (PAD, "[PAD]"),
-    "begin": (BEGIN, "[CLS]", "<bos>", "<|endoftext|>"),
-    "end": (END, "[SEP]", "<eos>", "<|endoftext|>"),
-    "unknown": (UNKNOWN, "[UNK]"),
-    "mask": ("[MASK]", "<mask>"),
-}
-"""The names that published tokenizers give their special tokens, ours first."""
 
 WORD_BEGINS = (" ", "Ġ", "▁", "\n", "Ċ")
 """How the tokens that begin a word begin: with a space, or what stands for it."""
@@ -44,21 +55,35 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self.end_id = self._special_id("end", config.end)
-        self.begin_id = self._special_id("begin", config.begin, otherwise=self.end_id)
-        self.pad_id = self._special_id("pad", config.pad)
-        self.unknown_id = self._unknown_id(config.unknown)
+        self.end_id = special_id(tokenizer, "end", config.end)
+        self.begin_id = special_id(tokenizer, "begin", config.begin, otherwise=self.end_id)
+        self.pad_id = special_id(tokenizer, "pad", config.pad)
+        self.unknown_id = unknown_id(tokenizer, config.unknown)
         self.add_begin = config.add_begin
         # Tags are ordinary added tokens: unlike special ones they are found in text.
         tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
-        self._special_ids = set(self._special_tokens().values())
-        self._allowing: dict[frozenset[str], tokenizers.Tokenizer] = {}
+        self._special_ids = set(special_tokens(tokenizer).values())
+        self._forget_copies()
         self._check_tags(tags)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokenizer) and self._identity == other._identity
+
+    def __hash__(self) -> int:  # tasks are static under `jit`: equal tokenizers share what was compiled
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, bool | None]:
+        return self.fingerprint, self.add_begin
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._tokenizer.encode_special_tokens = True  # the library forgets it when pickled
-        self._allowing = {}
+        self._forget_copies()
+
+    def _forget_copies(self) -> None:
+        self._allowing: dict[frozenset[str], tokenizers.Tokenizer] = {}
+        self._template: tuple[int | None, tokenizers.Tokenizer] | None = None
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig, *, tags: Sequence[str] = ()) -> "Tokenizer":
@@ -84,8 +109,12 @@ class Tokenizer:
             raise UserError(f"{path} is not a tokenizer.json of the tokenizers library: {error}") from error
         return cls(tokenizer, config, tags=tags)
 
-    def save(self, path: Path) -> None:
-        """Write `tokenizer.json`, all or nothing."""
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json` into a run's folder, all or nothing."""
+        self.save_file(folder / FILE)
+
+    def save_file(self, path: Path) -> None:
+        """Write it to a file of any name, all or nothing."""
         with atomic(path) as unfinished:
             self._tokenizer.save(str(unfinished))
 
@@ -112,6 +141,10 @@ class Tokenizer:
         other = copy(self)
         other.add_begin = add_begin
         return other
+
+    def with_config(self, config: TokenizerConfig) -> "Tokenizer":
+        """The same tokenizer with the special tokens that another config names."""
+        return Tokenizer(tokenizers.Tokenizer.from_str(self._tokenizer.to_str()), config)
 
     @cached_property
     def mask_token(self) -> str | None:
@@ -147,6 +180,53 @@ class Tokenizer:
         encodings = self._finding(frozenset(tokens.values())).encode_batch_fast(list(texts), add_special_tokens=False)
         ids = {id for id in map(self.find, tokens.values()) if id is not None}
         return [self._without_special(encoding.ids, allowed=ids) for encoding in encodings]
+
+    def __call__(
+        self,
+        texts: str | Sequence[str],
+        pairs: str | Sequence[str] | None = None,
+        *,
+        padding: Padding = True,
+        max_length: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> Encoded:
+        """A batch for a model: `input_ids`, `attention_mask` and `token_type_ids`.
+
+        Special tokens are put where the tokenizer's file has them, [CLS] a [SEP] b [SEP] for BERT's; where it says
+        nothing, a text stands between begin and end, and its pair before another end.
+
+        Args:
+            texts: what to encode; a single string is a batch of one.
+            pairs: a second text for each.
+            padding: on the right to the longest, or to "max_length"; False gives lists instead of arrays.
+            max_length: most tokens of a row; a longer one is cut, of a pair the longer text first. None cuts nothing.
+            add_special_tokens: whether to add any.
+        """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        pairs = [pairs] if isinstance(pairs, str) else pairs
+        if pairs is not None and len(pairs) != len(texts):
+            raise UserError(f"there are {len(texts)} texts but {len(pairs)} pairs; give one for each")
+        tokenizer = self._with_template(max_length)
+        least = tokenizer.num_special_tokens_to_add(pairs is not None) if add_special_tokens else 0
+        if max_length is not None and max_length < least:
+            raise UserError(f"max_length={max_length} cannot hold the {least} special tokens of a row; give more")
+        rows = encode_batch(
+            tokenizer, texts, pairs, self._special_ids, self.unknown_id, add_special_tokens=add_special_tokens
+        )
+        return pad(rows, self.pad_id, padding, max_length)
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[EncodedSpans]:
+        """The ids of each text, without begin and end, and the characters and the word that each id comes from."""
+        return encode_spans(self._tokenizer, texts, self._special_ids, self.unknown_id)
+
+    def encode_words(self, sentences: Sequence[Sequence[str]]) -> list[EncodedWords]:
+        """The ids of texts that are given as words, without begin and end, and the index of the word of each id.
+
+        The words are encoded as the text that they make with a space between each two, which is what the tokenizer was
+        trained on. A word that is empty or of spaces has no id, nor has one of characters that the tokenizer removes.
+        """
+        spans = self.encode_with_offsets([joined(words) for words in sentences])
+        return [group_by_word(words, found) for words, found in zip(sentences, spans, strict=True)]
 
     def warn_if_unknown(self, rows: Iterable[Sequence[int] | np.ndarray], what: str, *, share: float = 0.5) -> None:
         """Warn, once for all of them, of encoded texts that have at least this share of unknown tokens.
@@ -198,33 +278,6 @@ class Tokenizer:
             return self._tokenizer.decode([id], skip_special_tokens=False)
         return self._tokenizer.id_to_token(id)
 
-    def _special_tokens(self) -> dict[str, int]:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {token.content: id for id, token in added.items() if token.special}
-
-    def _special_id(self, role: str, name: str | None, *, otherwise: int | None = None) -> int:
-        """The id of the token that is named, or else known, to have this role; it is made special if it is not."""
-        special = self._special_tokens()
-        name = name or next((known for known in WELL_KNOWN[role] if known in special), None)
-        if name is not None:
-            self._tokenizer.add_special_tokens([name])
-            return self._special_tokens()[name]
-        if otherwise is not None:
-            return otherwise
-        raise UserError(
-            f"the tokenizer has no {role} token that is known; name it with --tokenizer.{role} TOKEN: "
-            f"one of its special tokens ({', '.join(special) or 'it has none'}) or a new one, which is added"
-        )
-
-    def _unknown_id(self, name: str | None) -> int | None:
-        """The id of the token that is named, or that the model says, or that is known; None where there is none."""
-        known = next((known for known in WELL_KNOWN["unknown"] if known in self._special_tokens()), None)
-        found = name or getattr(self._tokenizer.model, "unk_token", None) or known
-        id = None if found is None else self._tokenizer.token_to_id(found)
-        if name is not None and id is None:
-            raise UserError(f"tokenizer.unknown={name!r} is not a token of the tokenizer; name one that is, or none")
-        return id
-
     def _without_special(self, ids: list[int], *, allowed: Set[int] = frozenset()) -> list[int]:
         """The ids of a text, a special one made unknown: where these are among its pieces, a model (T5) finds them."""
         special = self._special_ids - allowed
@@ -237,7 +290,7 @@ class Tokenizer:
         """The token that a name in `allow` stands for."""
         token = self.mask_token if name in WELL_KNOWN["mask"] and self.find(name) is None else name
         if token is None or self.find(token) is None:
-            special = ", ".join(self._special_tokens()) or "it has none"
+            special = ", ".join(special_tokens(self._tokenizer)) or "it has none"
             raise UserError(f"allow={name!r} is not a token of the tokenizer; name a special token of it: {special}")
         return token
 
@@ -247,6 +300,18 @@ class Tokenizer:
             takes_space = {token: token == self.mask_token and self.spaces_begin_words for token in sorted(tokens)}
             self._allowing[tokens] = with_allowed(self._tokenizer, takes_space)
         return self._allowing[tokens]
+
+    def _with_template(self, max_length: int | None) -> tokenizers.Tokenizer:
+        """The tokenizer of the library that adds special tokens and cuts; of the copies the last is kept."""
+        if self._tokenizer.post_processor is not None and max_length is None:
+            return self._tokenizer
+        kept = self._template  # read once: other threads may ask for another length
+        if kept is None or kept[0] != max_length:
+            kept = self._template = (
+                max_length,
+                with_template(self._tokenizer, self.begin_id, self.end_id, max_length),
+            )
+        return kept[1]
 
     def _check_tags(self, tags: Sequence[str]) -> None:
         for tag, ids in zip(tags, self.encode(tags), strict=True):

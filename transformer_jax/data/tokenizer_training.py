@@ -144,7 +144,7 @@ def _read(texts: Iterable[str], kind: Kind, vocab_size: int, num_fixed: int) -> 
         characters.update(text)
         yield text
     if not characters:
-        raise UserError(f"there is no text to train a tokenizer of kind {kind!r} on; give one with --tokenizer.path")
+        raise UserError(f"there is no text to train a tokenizer of kind {kind!r} on; give one with --processor.path")
     if kind != "byte_bpe":
         _check_size(kind, vocab_size, num_fixed + len(characters))
 
@@ -152,7 +152,7 @@ def _read(texts: Iterable[str], kind: Kind, vocab_size: int, num_fixed: int) -> 
 def _check_size(kind: Kind, vocab_size: int, least: int) -> None:
     if vocab_size < least:
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} cannot hold the special tokens, tags and alphabet of kind {kind!r}; "
+            f"processor.vocab_size={vocab_size} cannot hold the special tokens, tags and alphabet of kind {kind!r}; "
             f"give at least {least}"
         )
 

@@ -1,4 +1,4 @@
-"""Sampling: the next token drawn by its probability, all of it or the most likely part."""
+"""Sampling: the next token at random by its probability, among all tokens or the likeliest ones."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from transformer_jax.decoding.step import Step, prefill, row_limits
-from transformer_jax.errors import UserError
 
 
 class Sampled(NamedTuple):
@@ -35,19 +34,19 @@ def sample(
 
     Args:
         step: the model's step function.
-        state: what it remembers before the prompt.
+        state: the state of the model before the prompt.
         prompt: what to continue.
-        keys: one for each row: what is drawn for a row does not depend on the others.
+        keys: one rng key for each row: what is sampled for a row does not depend on the others.
         length: most tokens to write.
         limits: most tokens to write for each row.
         end_id: the token that ends a text.
         temperature: divides the logits; below 1 the likely become likelier, and 0 takes the likeliest.
-        top_k: draw only among this many of the likeliest tokens.
-        top_p: draw only among the likeliest tokens that have at least this much probability together, the one that
+        top_k: sample only among this many of the likeliest tokens.
+        top_p: sample only among the likeliest tokens that have at least this much probability together, the one that
             crosses it included (Holtzman et al. 2020). With `top_k`, of the probability of those that it keeps.
     """
     if temperature < 0 or not 0 < top_p <= 1 or (top_k is not None and top_k < 1):
-        raise UserError(
+        raise ValueError(
             f"temperature={temperature} must not be negative, top_k={top_k} be at least 1, top_p={top_p} be over 0 "
             "and at most 1"
         )
@@ -61,9 +60,9 @@ def sample(
         index, last, state, tokens, lengths = carry
         logits, state = step(last, state)
         kept = filtered(logits[:, -1], temperature=temperature, top_k=top_k, top_p=top_p)
-        drawn = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, index), row))(keys, kept)
+        sampled = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, index), row))(keys, kept)
         ended = (lengths < limits) | (index >= limits)
-        token = jnp.where(ended, end_id, drawn)
+        token = jnp.where(ended, end_id, sampled)
         lengths = jnp.where(~ended & (token == end_id), index, lengths)
         return index + 1, token[:, None], state, tokens.at[:, index].set(token), lengths
 
@@ -76,7 +75,7 @@ def sample(
 def filtered(
     logits: Float[Array, "B V"], *, temperature: float, top_k: int | None, top_p: float
 ) -> Float[Array, "B V"]:
-    """The logits of the distribution that is drawn from: -inf for tokens that are not."""
+    """The logits of the distribution that is sampled from: -inf for tokens that are left out."""
     if temperature == 0:
         return jnp.where(jnp.arange(logits.shape[-1])[None] == jnp.argmax(logits, -1, keepdims=True), 0, -jnp.inf)
     logits = logits / temperature

@@ -5,13 +5,11 @@ from typing import Any, Protocol, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from transformer_jax.errors import UserError
-
-State = TypeVar("State", bound="DecodingState")
+State = TypeVar("State", bound="Reorderable")
 
 
-class DecodingState(Protocol):
-    """What a model remembers while decoding: a pytree that can be multiplied into beams and reordered."""
+class Reorderable(Protocol):
+    """The state that a step function carries: a pytree whose rows can be repeated for beams and reordered."""
 
     @property
     def capacity(self) -> int:
@@ -21,7 +19,7 @@ class DecodingState(Protocol):
         """Each row `count` times, next to each other."""
 
     def reorder(self: State, rows: Int[Array, "B"]) -> State:
-        """Go on from other rows of the same source."""
+        """The state with other rows in place of its own, each of the same source."""
 
 
 class Step(Protocol):
@@ -31,13 +29,13 @@ class Step(Protocol):
 
 
 def row_limits(
-    state: DecodingState, prompt: Int[Array, "B P"], length: int, limits: Int[Array, "B"] | None
+    state: Reorderable, prompt: Int[Array, "B P"], length: int, limits: Int[Array, "B"] | None
 ) -> Int[Array, "B"]:
     """How many tokens each row may get: its own limit, at most `length`, for which the state must have room."""
     num_rows, prompt_length = prompt.shape
     needed = prompt_length + length - 1  # the last token is never read
     if needed > state.capacity:
-        raise UserError(
+        raise ValueError(
             f"a prompt of {prompt_length} and {length} new tokens need room for {needed}; "
             f"the cache holds {state.capacity}"
         )
@@ -45,7 +43,7 @@ def row_limits(
 
 
 def prefill(step: Step, state: Any, prompt: Int[Array, "B P"]) -> tuple[Int[Array, "B 1"], Any]:
-    """Read all of the prompt but its last token, which is what the first step is given."""
+    """Run all of the prompt but its last token, which is what the first step is given."""
     if prompt.shape[1] > 1:
         _, state = step(prompt[:, :-1], state)
     return prompt[:, -1:], state

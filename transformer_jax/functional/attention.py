@@ -14,7 +14,7 @@ from transformer_jax.functional.softmax import softmax
 Implementation = Literal["reference"]
 """Ways to compute the same attention. `reference` is the definition; every other must agree with it."""
 
-Attended = Float[Array, "B T N H"] | tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]
+AttentionOutput = Float[Array, "B T N H"] | tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]
 
 
 def dot_product_attention(
@@ -29,7 +29,7 @@ def dot_product_attention(
     dropout_key: Key[Array, "..."] | None = None,
     return_weights: bool = False,
     implementation: Implementation = "reference",
-) -> Attended:
+) -> AttentionOutput:
     """softmax(QK^T / sqrt(H) + bias) V (Vaswani et al. 2017, equation 1).
 
     Args:
@@ -40,7 +40,7 @@ def dot_product_attention(
             nothing gives zero.
         bias: added to the scores, after scaling.
         scale: multiplies the scores; 1 / sqrt(H) by default.
-        dropout_rate: chance that a weight is dropped, when there is a `dropout_key`.
+        dropout_rate: probability that a weight is dropped, when there is a `dropout_key`.
         dropout_key: one key, or one for each row of the batch.
         return_weights: also return the weights, as they were before dropout.
         implementation: how it is computed.
@@ -48,7 +48,7 @@ def dot_product_attention(
     _check(query, key, value)
     if implementation not in _IMPLEMENTATIONS:
         known = ", ".join(map(repr, _IMPLEMENTATIONS))
-        raise ValueError(f"implementation={implementation!r} is not known; choose {known}")
+        raise ValueError(f"implementation={implementation!r} is unknown; choose {known}")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     attention = _IMPLEMENTATIONS[implementation]
     return attention(query, key, value, mask, bias, scale, dropout_rate, dropout_key, return_weights)
@@ -61,7 +61,7 @@ def multiplicative_attention(
     *,
     mask: Mask | Array | None = None,
     return_weights: bool = False,
-) -> Attended:
+) -> AttentionOutput:
     """softmax(QK^T) V: the dot product of Luong et al. 2015, without a scale."""
     return dot_product_attention(query, key, value, mask=mask, scale=1.0, return_weights=return_weights)
 
@@ -76,7 +76,7 @@ def additive_attention(
     *,
     mask: Mask | Array | None = None,
     return_weights: bool = False,
-) -> Attended:
+) -> AttentionOutput:
     """softmax(v^T tanh(W q + U k)) V (Bahdanau et al. 2015): W is `query_weight`, U `key_weight`, v `score_weight`."""
     _check(query, key, value, same_size=False)
     precision = matmul_precision(query.dtype)
@@ -87,7 +87,7 @@ def additive_attention(
     return _attend(scores, value, mask, None, 0.0, None, return_weights)
 
 
-def _reference(query, key, value, mask, bias, scale, dropout_rate, dropout_key, return_weights) -> Attended:
+def _reference(query, key, value, mask, bias, scale, dropout_rate, dropout_key, return_weights) -> AttentionOutput:
     # The scores are float32, the query may be bfloat16: to scale that would round it once more.
     scores = _scores(query, key) * scale
     return _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights)
@@ -96,7 +96,7 @@ def _reference(query, key, value, mask, bias, scale, dropout_rate, dropout_key, 
 _IMPLEMENTATIONS = {"reference": _reference}
 
 
-def _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights) -> Attended:
+def _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights) -> AttentionOutput:
     """From scores to the mean of the values: the half that all attentions share."""
     if bias is not None:
         scores = scores + bias
@@ -138,6 +138,6 @@ def _check(query: Array, key: Array, value: Array, *, same_size: bool = True) ->
     if key.shape[1:3] != value.shape[1:3]:
         raise ValueError(f"key has (length, heads) {key.shape[1:3]} but value has {value.shape[1:3]}")
     if query.shape[2] % key.shape[2]:
-        raise ValueError(f"query has {query.shape[2]} heads, which is no multiple of the key's {key.shape[2]}")
+        raise ValueError(f"query has {query.shape[2]} heads, which is not a multiple of the key's {key.shape[2]}")
     if same_size and query.shape[3] != key.shape[3]:
         raise ValueError(f"query has head size {query.shape[3]} but key has {key.shape[3]}")

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Key, UInt32
 
 
 def dropout(x: Float[Array, "B *shape"], rate: float, key: Key[Array, "#B"] | None) -> Float[Array, "B *shape"]:
-    """x with each entry zeroed with chance `rate` and the others divided by 1 - rate (Srivastava et al. 2014).
+    """x with each entry zeroed with probability `rate` and the others divided by 1 - rate (Srivastava et al. 2014).
 
     Without a key, or at rate 0, it is the identity.
     """
@@ -35,7 +35,7 @@ def split(key: Key[Array, "*B"] | None, count: int) -> tuple[Key[Array, "*B"] | 
     return tuple(jax.random.split(key, count))
 
 
-# The backward pass draws the mask again: a few integer operations cost less than writing it down and reading it back.
+# The backward pass computes the mask again: a few integer operations cost less than to write it and read it back.
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def _drop(x: Float[Array, "B *shape"], salt: UInt32[Array, "B 2"], rate: float) -> Float[Array, "B *shape"]:
     return jnp.where(_keep(salt, x.shape[1:], rate), x * (1 / (1 - rate)), jnp.zeros_like(x))
@@ -46,14 +46,14 @@ def _salt(key: Key[Array, ""]) -> UInt32[Array, "2"]:
 
 
 def _keep(salt: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float) -> Bool[Array, "B *shape"]:
-    """True with chance 1 - rate: a hash of the place in the row and of the row's salt.
+    """True with probability 1 - rate: a hash of the index in the row and of the row's salt.
 
     The salt comes from JAX's generator; to run that generator for every entry would cost more than the matrix products
-    of a small model. A hash is a function of the place alone, so it is fused into whatever uses the mask.
+    of a small model. A hash is a function of the index alone, so it is fused into whatever uses the mask.
     """
-    place = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(1, *shape)
-    first, second = (jnp.expand_dims(word, tuple(range(1, place.ndim))) for word in (salt[:, 0], salt[:, 1]))
-    start = place + first
+    index = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(1, *shape)
+    first, second = (jnp.expand_dims(word, tuple(range(1, index.ndim))) for word in (salt[:, 0], salt[:, 1]))
+    start = index + first
     word = _mix((start ^ (start >> 16)) * jnp.uint32(0x7FEB352D) ^ second)
     return word >= jnp.uint32(round(rate * 2**32))
 

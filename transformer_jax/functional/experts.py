@@ -1,6 +1,6 @@
 """Mixture of experts: many feed-forward networks, of which each token is computed by the few that a router chooses.
 
-Axis letters besides the usual: E experts, C places in an expert's buffer. (K is here the choices of a token.)
+Axis letters besides the usual: E experts, C slots in an expert's buffer. (K is here the choices of a token.)
 """
 
 import math
@@ -78,7 +78,7 @@ def mixture_of_experts(
             expert: the residual connection carries it on. So a token depends on the whole row, the future included.
             None is room for all, at the cost of computing every token by every expert; it is causal.
         valid: True at tokens, False at padding.
-        dropout_rate: chance that a hidden unit is dropped, when there is a `dropout_key`.
+        dropout_rate: probability that a hidden unit is dropped, when there is a `dropout_key`.
         dropout_key: one key, or one for each row of the batch.
     """
     num_experts = router.shape[-1]
@@ -99,18 +99,18 @@ def mixture_of_experts(
     weights = (weight_in, weight_out, bias_in, bias_out)
     einsum = partial(jnp.einsum, precision=matmul_precision(x.dtype))
     if capacity_factor is None:
-        # As many places as tokens: each token has its own, and nothing need be moved.
+        # As many slots as tokens: each token has its own, and nothing need be moved.
         experts = jax.vmap(expert, in_axes=(None, 0, 0, 0, 0))
         y = einsum("BTE,EBTD->BTD", shares, experts(x, *weights, gate=gate, dropout_key=keys))
         return y, _balance(logits, probabilities, sent, valid, num_chosen, dropped=jnp.zeros((), logits.dtype))
 
     limits = _limits(capacity_factor, num_chosen, num_experts, x.shape[1])
-    places = _places(chosen, jnp.array(limits)[jnp.sum(valid, axis=1)])
-    dispatch = jax.nn.one_hot(places, limits[-1], dtype=x.dtype)
+    slots = _slots(chosen, jnp.array(limits)[jnp.sum(valid, axis=1)])
+    dispatch = jax.nn.one_hot(slots, limits[-1], dtype=x.dtype)
     dispatched = einsum("BTEC,BTD->EBCD", dispatch, x)
     returned = jax.vmap(expert)(dispatched, *weights, gate=gate, dropout_key=keys)
     y = einsum("BTEC,EBCD->BTD", dispatch * shares[..., None], returned)
-    dropped = jnp.sum(sent & (places < 0), dtype=logits.dtype)
+    dropped = jnp.sum(sent & (slots < 0), dtype=logits.dtype)
     return y, _balance(logits, probabilities, sent, valid, num_chosen, dropped)
 
 
@@ -133,12 +133,12 @@ def _limits(capacity_factor: float, num_chosen: int, num_experts: int, num_token
     is above the number of tokens: more cannot come.
     """
     share = capacity_factor * num_chosen / num_experts
-    # 0.1 * 3 * 10 is a hair more than 3, which is no reason for a fourth place.
+    # 0.1 * 3 * 10 is a hair more than 3, which is no reason for a fourth slot.
     return [min(math.ceil(round(share * tokens, 6)), tokens) for tokens in range(num_tokens + 1)]
 
 
-def _places(chosen: Bool[Array, "B K T E"], limits: Int[Array, "B"]) -> Int[Array, "B T E"]:
-    """The place of each token in each expert's buffer: how many came before it. -1 where it was not sent or is late."""
+def _slots(chosen: Bool[Array, "B K T E"], limits: Int[Array, "B"]) -> Int[Array, "B T E"]:
+    """The slot of each token in each expert's buffer: how many came before it. -1 where it was not sent or is late."""
     num_rows, num_choices, num_tokens, num_experts = chosen.shape
     queue = chosen.reshape(num_rows, num_choices * num_tokens, num_experts)
     before = (jnp.cumsum(queue, axis=1) - queue).reshape(chosen.shape)

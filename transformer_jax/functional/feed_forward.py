@@ -22,7 +22,7 @@ def activation_function(name: Activation) -> Callable[[Array], Array]:
         "silu": jax.nn.silu,
     }
     if name not in functions:
-        raise ValueError(f"activation={name!r} is not known; choose one of {', '.join(functions)}")
+        raise ValueError(f"activation={name!r} is unknown; choose one of {', '.join(functions)}")
     return functions[name]
 
 

@@ -12,18 +12,22 @@ def linear(
     bias: Float[Array, "..."] | None = None,
     *,
     num_inputs: int | None = None,
+    dtype: jnp.dtype | None = None,
 ) -> Array:
     """xW + b over as many trailing axes of x as lead the weight; computed in the dtype of x.
 
     With a weight [D, N, H] and a bias [N, H] it projects [B, T, D] to heads [B, T, N, H]; with [N, H, D] and [D], back.
-    Without a bias, all axes of the weight but the last are inputs, unless `num_inputs` says how many.
+    Without a bias, all axes of the weight but the last are inputs, unless `num_inputs` says how many. The result has
+    the dtype of x, or another `dtype` in which products are added up, such as float32 for logits.
     """
     if num_inputs is None:
         num_inputs = weight.ndim - (1 if bias is None else bias.ndim)
-    y = jnp.tensordot(x, weight.astype(x.dtype), axes=num_inputs, precision=matmul_precision(x.dtype))
+    precision = matmul_precision(x.dtype)
+    weight = weight.astype(x.dtype)
+    y = jnp.tensordot(x, weight, axes=num_inputs, precision=precision, preferred_element_type=dtype)
     if bias is None:
         return y
-    return y + jnp.expand_dims(bias.astype(x.dtype), tuple(range(y.ndim - bias.ndim)))
+    return y + jnp.expand_dims(bias.astype(y.dtype), tuple(range(y.ndim - bias.ndim)))
 
 
 def embed(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:

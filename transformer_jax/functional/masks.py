@@ -1,4 +1,4 @@
-"""Masks as values: what may attend to what, said in a word and made into an array only inside attention.
+"""Masks as values: what may attend to what, made into a boolean array only inside attention.
 
 `True` means "may attend", everywhere. Masks combine with `&`. A boolean array is a mask too.
 """
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 
 class Mask:
-    """What each query may attend to. Combine with `&`; see it with `.array(num_queries, num_keys)`."""
+    """What each query may attend to. Combine with `&`; `.array(num_queries, num_keys)` is the boolean array."""
 
     def array(self, num_queries: int, num_keys: int) -> Bool[Array, "#B #N T S"]:
         """The boolean array of this mask, broadcastable to [batch, heads, queries, keys]."""
@@ -47,12 +47,12 @@ def window(before: int, after: int, *, offset: Int[Array, "#B"] | int | None = N
 
 
 def padding(valid: Bool[Array, "B S"]) -> Mask:
-    """Only the keys where `valid` is True are seen: `padding(tokens != pad_id)`."""
+    """Only the keys where `valid` is True may be attended to: `padding(tokens != pad_id)`."""
     return _Keys(_boolean("padding", valid))
 
 
 def segments(queries: Int[Array, "B T"], keys: Int[Array, "B S"] | None = None) -> Mask:
-    """Only keys of the query's own segment are seen: documents packed into one row do not see each other."""
+    """Only keys of the query's own segment may be attended to, so that documents packed into one row stay apart."""
     return _Segments(queries, queries if keys is None else keys)
 
 

@@ -34,23 +34,24 @@ def sinusoidal(
         return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, d_model)
     if variant in ("halved", "tensor2tensor"):
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    raise ValueError(f"variant={variant!r} is not known; choose 'interleaved', 'halved' or 'tensor2tensor'")
+    raise ValueError(f"variant={variant!r} is unknown; choose 'interleaved', 'halved' or 'tensor2tensor'")
 
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Slower turns, for texts longer than a model was first trained on."""
+    """Rotary frequencies that are lowered, for texts longer than a model was first trained on."""
 
     kind: Literal["linear", "llama3"]
-    """`linear` slows all pairs down alike (Chen et al. 2023); `llama3` those that turn too slowly to have come round
-    within `original_length`, and leaves the fast ones (Llama 3.1)."""
+    """Which frequencies are lowered: all of them (linear, Chen et al. 2023), or only the low ones, whose wavelength is
+    long beside original_length (llama3, Llama 3.1)."""
     factor: float
-    """How many times slower."""
+    """Divisor of the frequencies that are lowered."""
     low_frequency_factor: float = 1.0
-    """Pairs that turn fewer times than this within original_length are slowed down; for llama3."""
+    """Number of full rotations within original_length below which llama3 lowers a frequency by the whole factor."""
     high_frequency_factor: float = 4.0
-    """Pairs that turn more often than this are left as they are; for llama3."""
+    """Number of full rotations within original_length above which llama3 leaves a frequency as it is."""
     original_length: int = 8192
+    """Longest text that the model was first trained on, in tokens; only llama3 depends on it."""
 
 
 def rotary_frequencies(head_size: int, *, base: float, scaling: RotaryScaling | None = None) -> Float[Array, "H/2"]:
@@ -62,9 +63,9 @@ def rotary_frequencies(head_size: int, *, base: float, scaling: RotaryScaling | 
     slow = frequencies / scaling.factor
     if scaling.kind == "linear":
         return slow
-    turns = scaling.original_length * frequencies / (2 * math.pi)
+    rotations = scaling.original_length * frequencies / (2 * math.pi)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    share = jnp.clip((turns - low) / (high - low), 0, 1)
+    share = jnp.clip((rotations - low) / (high - low), 0, 1)
     return (1 - share) * slow + share * frequencies
 
 
@@ -76,14 +77,14 @@ def rotary(
     scaling: RotaryScaling | None = None,
     variant: Literal["interleaved", "halved"] = "halved",
 ) -> Float[Array, "B T N H"]:
-    """Turn each pair of features by an angle proportional to the position (Su et al. 2021).
+    """Rotate each pair of features by an angle proportional to the position (Su et al. 2021).
 
-    The dot product of a query and a key turned this way depends on their distance only. Pairs are neighbours in the
+    The dot product of a query and a key rotated this way depends on their distance only. Pairs are neighbours in the
     paper (`interleaved`), and (i, i + H/2) in most code (`halved`).
     """
     half = x.shape[-1] // 2
     if x.shape[-1] % 2:
-        raise ValueError(f"rotary positions turn pairs of features; head size {x.shape[-1]} is odd")
+        raise ValueError(f"rotary positions rotate pairs of features; head size {x.shape[-1]} is odd")
     frequencies = rotary_frequencies(x.shape[-1], base=base, scaling=scaling)
     angles = positions[..., None, None] * frequencies[None, None, None, :]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -94,9 +95,9 @@ def rotary(
     elif variant == "halved":
         first, second = wide[..., :half], wide[..., half:]
     else:
-        raise ValueError(f"variant={variant!r} is not known; choose 'interleaved' or 'halved'")
-    turned = (first * cos - second * sin, first * sin + second * cos)
-    joined = jnp.concatenate(turned, -1) if variant == "halved" else jnp.stack(turned, -1).reshape(x.shape)
+        raise ValueError(f"variant={variant!r} is unknown; choose 'interleaved' or 'halved'")
+    rotated = (first * cos - second * sin, first * sin + second * cos)
+    joined = jnp.concatenate(rotated, -1) if variant == "halved" else jnp.stack(rotated, -1).reshape(x.shape)
     return joined.astype(x.dtype)
 
 
@@ -116,10 +117,10 @@ def alibi_bias(num_heads: int, num_queries: int, num_keys: int) -> Float[Array, 
 
 
 def segment_positions(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """The place of each token within its segment, counted from 0: documents packed into one row each begin anew."""
-    place = jnp.broadcast_to(jnp.arange(segments.shape[1])[None, :], segments.shape)
-    begins = segments != jnp.roll(segments, 1, axis=1)
-    return place - jax.lax.cummax(jnp.where(begins, place, 0), axis=1)
+    """The position of each token in its segment, counted from 0: documents packed into one row each start anew."""
+    index = jnp.broadcast_to(jnp.arange(segments.shape[1])[None, :], segments.shape)
+    is_start = segments != jnp.roll(segments, 1, axis=1)
+    return index - jax.lax.cummax(jnp.where(is_start, index, 0), axis=1)
 
 
 def relative_buckets(

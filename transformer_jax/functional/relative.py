@@ -19,36 +19,36 @@ def relative_distances(num_queries: int, num_keys: int) -> Int[Array, "R"]:
 
 
 def relative_shift(
-    scores: Float[Array, "B N T R"], num_keys: int, places: Int[Array, "B T"] | None = None
+    scores: Float[Array, "B N T R"], num_keys: int, query_positions: Int[Array, "B T"] | None = None
 ) -> Float[Array, "B N T S"]:
     """From a score for each distance to one for each key (Dai et al. 2019, appendix B; here for keys on both sides).
 
     Args:
         scores: of each query, in the order of `relative_distances`.
         num_keys: S.
-        places: where the queries stand, counted from 0 after the memory, where they are not all tokens in their order.
+        query_positions: counted from 0 after the memory, where the queries are not all tokens in their order.
     """
     num_rows, num_heads, num_queries, num_distances = scores.shape
-    num_places = num_distances - num_keys
-    if places is None:
-        if num_queries != num_places:
+    num_positions = num_distances - num_keys
+    if query_positions is None:
+        if num_queries != num_positions:
             raise ValueError(f"{num_queries} queries and {num_keys} keys have other than {num_distances} distances")
         # Query i begins at column T - i, which is R - 1 numbers after the beginning of the query before it.
         flat = scores.reshape(num_rows, num_heads, num_queries * num_distances)[..., num_queries:]
         return flat.reshape(num_rows, num_heads, num_queries, num_distances - 1)[..., :num_keys]
 
-    def of_one_query(scores: Float[Array, "N R"], place: Int[Array, ""]) -> Float[Array, "N S"]:
-        return jax.lax.dynamic_slice_in_dim(scores, num_places - place, num_keys, axis=1)
+    def of_one_query(scores: Float[Array, "N R"], position: Int[Array, ""]) -> Float[Array, "N S"]:
+        return jax.lax.dynamic_slice_in_dim(scores, num_positions - position, num_keys, axis=1)
 
     of_one_row = jax.vmap(of_one_query, in_axes=(1, 0), out_axes=1)
-    return jax.vmap(of_one_row)(scores, places)
+    return jax.vmap(of_one_row)(scores, query_positions)
 
 
 def relative_position_scores(
     query: Float[Array, "B T N H"],
     distance_key: Float[Array, "#B R N H"],
     num_keys: int,
-    places: Int[Array, "B T"] | None = None,
+    query_positions: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B N T S"]:
     """q_i r_(i-j): how well each query fits the distance of each key (Dai et al. 2019, section 3.3).
 
@@ -56,10 +56,10 @@ def relative_position_scores(
         query: with the bias of its own that it has for distances (v of the paper).
         distance_key: one for each of `relative_distances`.
         num_keys: S.
-        places: as in `relative_shift`.
+        query_positions: as in `relative_shift`.
     """
     scores = _product("BTNH,BRNH->BNTR", query, distance_key)
-    return relative_shift(scores, num_keys, places)
+    return relative_shift(scores, num_keys, query_positions)
 
 
 def segment_scores(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 def softmax(
     logits: Float[Array, "*shape"], mask: Bool[Array, "*#shape"] | None = None, *, axis: int = -1
 ) -> Float[Array, "*shape"]:
-    """exp(x_i) / sum_j exp(x_j) over the places where `mask` is True; zero elsewhere.
+    """exp(x_i) / sum_j exp(x_j) over the entries where `mask` is True; zero elsewhere.
 
     The maximum is subtracted first, so no finite logit overflows. A row whose mask is False everywhere is exactly zero,
     and so is its gradient.
@@ -21,12 +21,12 @@ def softmax(
 def log_softmax(
     logits: Float[Array, "*shape"], mask: Bool[Array, "*#shape"] | None = None, *, axis: int = -1
 ) -> Float[Array, "*shape"]:
-    """x_i - log sum_j exp(x_j) over the places where `mask` is True; -inf elsewhere, where the gradient is zero."""
+    """x_i - log sum_j exp(x_j) over the entries where `mask` is True; -inf elsewhere, where the gradient is zero."""
     masked = _mask_out(logits, mask)
     shifted = masked - _finite_maximum(masked, axis)
     total = jnp.sum(jnp.exp(shifted), axis, keepdims=True)
     result = shifted - jnp.log(jnp.where(total == 0, 1, total))
-    # The outer `where` cuts the gradient of the masked places, which would otherwise flow through the total.
+    # The outer `where` cuts the gradient of the masked entries, which would otherwise flow through the total.
     return (result if mask is None else jnp.where(mask, result, -jnp.inf)).astype(logits.dtype)
 
 

@@ -33,9 +33,10 @@ from transformer_jax.interop.fields import (
 )
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
-from transformer_jax.models.bert import BertConfig, Head
+from transformer_jax.models.bert import BertConfig, BertHead
+from transformer_jax.models.gpt import GPTConfig
 
-ARCHITECTURES: dict[str, tuple[Head, ...]] = {
+ARCHITECTURES: dict[str, tuple[BertHead, ...]] = {
     "Model": (),
     "ForPreTraining": ("pooler", "masked_lm", "next_sentence"),
     "ForMaskedLM": ("masked_lm",),
@@ -82,15 +83,15 @@ BLOCK = {
 
 
 def _names(config: BertConfig) -> Names:
-    heads: dict[Head, dict[str, Weight]] = {
-        "pooler": linear("pooler", "bert.pooler.dense"),
-        "masked_lm": linear("transform", "cls.predictions.transform.dense")
-        | norm("transform_norm", "cls.predictions.transform.LayerNorm")
-        | {"output_bias": Weight("cls.predictions.bias")},
-        "next_sentence": linear("next_sentence_output", "cls.seq_relationship"),
-        "classifier": linear("classifier_output", "classifier"),
-        "tagger": linear("tagger_output", "classifier"),
-        "span": linear("span_output", "qa_outputs"),
+    heads: dict[BertHead, dict[str, Weight]] = {
+        "pooler": linear("pooler.output", "bert.pooler.dense"),
+        "masked_lm": linear("lm_head.transform", "cls.predictions.transform.dense")
+        | norm("lm_head.norm", "cls.predictions.transform.LayerNorm")
+        | {"lm_head.bias": Weight("cls.predictions.bias")},
+        "next_sentence": linear("next_sentence_head.output", "cls.seq_relationship"),
+        "classifier": linear("classification_head.output", "classifier"),
+        "tagger": linear("tagging_head.output", "classifier"),
+        "span": linear("span_head.output", "qa_outputs"),
     }
     copies = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -103,7 +104,7 @@ def names_of(
     prefix: str,
     config: BertConfig,
     layers: dict[str, Weight],
-    heads: Mapping[Head, dict[str, Weight]],
+    heads: Mapping[BertHead, dict[str, Weight]],
     copies: Mapping[str, str],
 ) -> Names:
     """The tensors of a model, of which the embeddings are called alike in all three families."""
@@ -118,7 +119,7 @@ def names_of(
 
 
 def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
-    shown_by: dict[Head, str] = {
+    shown_by: dict[BertHead, str] = {
         "pooler": "bert.pooler.",
         "masked_lm": "cls.predictions.",
         "next_sentence": "cls.seq_relationship.",
@@ -129,7 +130,7 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
     return read_config(json, position_start=0, heads=heads_of("Bert", json, found, shown_by))
 
 
-def read_config(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> BertConfig:
+def read_config(json: Json, *, position_start: int, heads: tuple[BertHead, ...]) -> BertConfig:
     """Our config, where a config.json has the fields of BERT."""
     require_tied(json, heads)
     labelled = {"classifier", "tagger"} & set(heads)
@@ -143,7 +144,9 @@ def read_config(json: Json, *, position_start: int, heads: tuple[Head, ...]) -> 
     )
 
 
-def heads_of(prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Mapping[Head, str]) -> tuple[Head, ...]:
+def heads_of(
+    prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Mapping[BertHead, str]
+) -> tuple[BertHead, ...]:
     """The heads that a checkpoint says it has, and those that its tensors show."""
     said = set(ARCHITECTURES.get((json["architectures"] or [""])[0].removeprefix(prefix), ()))
     shown = {head for head, start in shown_by.items() if any(name.startswith(start) for name in found)}
@@ -157,13 +160,13 @@ def heads_of(prefix: str, json: Json, found: Mapping[str, Tensor], shown_by: Map
     return tuple(head for head in order if head in said | shown)
 
 
-def require_tied(json: Json, heads: tuple[Head, ...]) -> None:
+def require_tied(json: Json, heads: tuple[BertHead, ...]) -> None:
     """Raise on an output layer of its own, which no published checkpoint has."""
     if "masked_lm" in heads:
         require(json, {"tie_word_embeddings": True})
 
 
-def labels_of(json: Json, heads: tuple[Head, ...]) -> dict[str, Any]:
+def labels_of(json: Json, heads: tuple[BertHead, ...]) -> dict[str, Any]:
     """How many labels there are, where a head gives labels, and their names, unless these are numbers."""
     if not {"classifier", "tagger"} & set(heads):
         return {}
@@ -189,14 +192,19 @@ def write_config(
         if "span" in config.heads:  # which drops nothing there
             require_config(config, prefix, head_dropout_rate=None)
         own_dropout["classifier_dropout"] = config.head_dropout_rate
-    labels = dict(enumerate(config.label_names or _numbered(config.num_labels or 0)))
     return {
         "architectures": [prefix + _architecture(prefix, config)],
         **their_fields(config, fields),
         **own_dropout,
         "max_position_embeddings": config.max_length + config.position_start,
-        **({"id2label": labels, "label2id": {name: id for id, name in labels.items()}} if labels else {}),
+        **label_fields(config),
     }
+
+
+def label_fields(config: BertConfig | GPTConfig) -> dict[str, Any]:
+    """The labels of a config of ours as config.json has them."""
+    labels = dict(enumerate(config.label_names or _numbered(config.num_labels or 0)))
+    return {"id2label": labels, "label2id": {name: id for id, name in labels.items()}} if labels else {}
 
 
 def _architecture(prefix: str, config: BertConfig) -> str:

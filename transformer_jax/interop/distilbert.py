@@ -9,7 +9,7 @@ from transformer_jax.interop.family import ACTIVATION, Family, blocks, linear, n
 from transformer_jax.interop.fields import ID, LAYERS, RATE, SIZE, Field, Json
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
-from transformer_jax.models.bert import BertConfig, Head
+from transformer_jax.models.bert import BertConfig, BertHead
 
 FIELDS = HEADS | {
     "vocab_size": Field(SIZE, "vocab_size"),
@@ -39,14 +39,14 @@ BLOCK = {
 
 
 def _names(config: BertConfig) -> Names:
-    heads: dict[Head, dict[str, Weight]] = {
-        "pooler": linear("pooler", "pre_classifier"),
-        "masked_lm": linear("transform", "vocab_transform")
-        | norm("transform_norm", "vocab_layer_norm")
-        | {"output_bias": Weight("vocab_projector.bias")},
-        "classifier": linear("classifier_output", "classifier"),
-        "tagger": linear("tagger_output", "classifier"),
-        "span": linear("span_output", "qa_outputs"),
+    heads: dict[BertHead, dict[str, Weight]] = {
+        "pooler": linear("pooler.output", "pre_classifier"),
+        "masked_lm": linear("lm_head.transform", "vocab_transform")
+        | norm("lm_head.norm", "vocab_layer_norm")
+        | {"lm_head.bias": Weight("vocab_projector.bias")},
+        "classifier": linear("classification_head.output", "classifier"),
+        "tagger": linear("tagging_head.output", "classifier"),
+        "span": linear("span_head.output", "qa_outputs"),
     }
     copies = {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"}
     layers = blocks("encoder.blocks", "distilbert.transformer.layer.{layer}", BLOCK)
@@ -54,7 +54,7 @@ def _names(config: BertConfig) -> Names:
 
 
 def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
-    shown_by: dict[Head, str] = {
+    shown_by: dict[BertHead, str] = {
         "pooler": "pre_classifier.",
         "masked_lm": "vocab_projector.",
         "classifier": "classifier.",
@@ -75,9 +75,9 @@ def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
     )
 
 
-def _head_dropout(json: Json, heads: tuple[Head, ...]) -> float | None:
+def _head_dropout(json: Json, heads: tuple[BertHead, ...]) -> float | None:
     """The dropout of a head that has its own; the tagger has none."""
-    fields: dict[Head, str] = {"classifier": "seq_classif_dropout", "span": "qa_dropout"}
+    fields: dict[BertHead, str] = {"classifier": "seq_classif_dropout", "span": "qa_dropout"}
     return next((json[field] for head, field in fields.items() if head in heads), None)
 
 

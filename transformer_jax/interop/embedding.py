@@ -12,10 +12,10 @@ from transformer_jax.layers import Embedding, normal
 
 
 def word_embedding(path: Path, tokenizer: Tokenizer, *, rngs: nnx.Rngs) -> tuple[Embedding, WordVectors]:
-    """An embedding whose rows are the vectors of a word2vec file, by the tokens of a tokenizer; and what was found.
+    """An embedding whose rows are the vectors of a tokenizer's tokens in a word2vec file, and the vectors found.
 
-    A token that is no whole word, or has no vector (`found.missing` counts them), is initialized at random, with the
-    standard deviation of the vectors that there are.
+    A token that is not a whole word, or has no vector, is initialized from a normal distribution with the standard
+    deviation of the vectors that were found; `vectors.missing` counts these tokens.
     """
     vectors = load_word_vectors(Path(path), spellings(tokenizer.vocabulary()))
     if not vectors.found.any():

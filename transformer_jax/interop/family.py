@@ -1,4 +1,4 @@
-"""What is to be said of each family of checkpoints: how its config reads, and what its tensors are called."""
+"""A family of checkpoints: how its config.json is read and written, and what its tensors are called."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ FIXED: Json = {
     "quantization_config": None,
     "tie_encoder_decoder": False,
 }
-"""What every checkpoint must have in these fields, or leave out."""
+"""The only value of these fields that can be loaded, in every family. A config.json may also leave them out."""
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,29 @@ class Family:
 
     model_type: str
     fields: Mapping[str, Field]
-    """The fields of config.json that decide what a model is. What is not among them, `fixed` or `aliases` is not read:
-    tests say of each such field of transformers why it need not be."""
+    """The fields of config.json that decide what a model is. A field that is not among them, in `fixed` or in
+    `aliases`, is not read: the tests say for each such field of transformers why it need not be."""
     rename: Callable[[str], str | None]
-    """The name of a tensor as the newest checkpoints have it; None for what is no weight."""
+    """The name of a tensor as the newest checkpoints have it; None for a tensor that is not a weight."""
     read_config: Callable[[Json, Mapping[str, Tensor]], Any]
-    """Our config for the checked fields of a config.json and the renamed tensors beside it."""
+    """Our config, from the checked fields of a config.json and the renamed tensors beside it."""
     write_config: Callable[[Any], dict[str, Any]]
-    """The config.json of a config of ours, without `model_type` and the special ids."""
+    """The config.json of one of our configs, without `model_type` and the special ids."""
     names: Callable[[Any], Names]
-    """The tensors of a model with a config of ours."""
+    """The tensors of a model with one of our configs."""
     fixed: Json = field(default_factory=dict)
-    """The one value that a field may have, where transformers knows more."""
+    """The only value of a field that can be loaded, where transformers knows more."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names that transformers takes for a field."""
+    """Other names that transformers accepts for a field."""
     special_ids: Json = field(default_factory=dict)
     """The special ids of a config.json that leaves them out."""
     fit: Callable[[Any], Any] = lambda model: model
-    """The same function as a model whose weights a checkpoint can hold."""
+    """Turns a model into an equivalent one whose weights a checkpoint can hold."""
     save_constants: bool = False
-    """Whether a checkpoint has the tensors that are computed, too."""
+    """Whether a checkpoint also holds the tensors that are computed, such as sinusoidal positions."""
 
     def read_fields(self, json: Json) -> dict[str, Any]:
-        """The fields of a config.json, each of its kind; raises on what these models could not honour."""
+        """The checked fields of a config.json; raises on values that these models could not honour."""
         json = with_aliases(json, self.aliases)
         require(json, {**FIXED, **self.fixed})
         return check_fields(json, {**ANY_FAMILY, **self.fields})
@@ -90,7 +90,7 @@ def write_activation(activation: Activation) -> str:
 
 
 def require_config(config: Any, kind: str, **values: Any) -> None:
-    """Raise unless each field of a config of ours has the one value that checkpoints of this kind can have."""
+    """Raise unless each of these fields of our config has the only value that checkpoints of this kind can hold."""
     for name, value in values.items():
         if getattr(config, name) != value:
             raise UserError(
@@ -100,30 +100,30 @@ def require_config(config: Any, kind: str, **values: Any) -> None:
 
 
 def has_head(json: Json, found: Mapping[str, Tensor], *, bare: str, tied: bool) -> bool:
-    """Whether a model has an output layer: all have but a bare one, and even that if its embedding serves as one."""
+    """Whether a model has an output layer: all but the bare one do, and even that if its embedding is tied."""
     return tied or "lm_head.weight" in found or json["architectures"] != [bare]
 
 
 def linear(ours: str, theirs: str, *, bias: bool = True) -> dict[str, Weight]:
-    """A linear map: its weight and its bias."""
+    """The weight and the bias of a linear map."""
     weights = {f"{ours}.weight": Weight(f"{theirs}.weight")}
     return weights | ({f"{ours}.bias": Weight(f"{theirs}.bias")} if bias else {})
 
 
 def norm(ours: str, theirs: str, *, bias: bool = True) -> dict[str, Weight]:
-    """A layer norm, or one of root mean squares, which has no bias."""
+    """The scale and the bias of a layer norm; an RMSNorm has no bias."""
     weights = {f"{ours}.scale": Weight(f"{theirs}.weight")}
     return weights | ({f"{ours}.bias": Weight(f"{theirs}.bias")} if bias else {})
 
 
 def table(ours: str, theirs: str) -> dict[str, Weight]:
-    """An embedding."""
+    """The table of an embedding."""
     return {f"{ours}.table": Weight(f"{theirs}.weight")}
 
 
-def blocks(ours: str, theirs: str, parts: Mapping[str, str], *, bias: bool = True) -> dict[str, Weight]:
-    """The blocks of a stack: their linear maps and their norms, which are called so."""
+def blocks(ours: str, theirs: str, layers: Mapping[str, str], *, bias: bool = True) -> dict[str, Weight]:
+    """The weights of a stack of blocks. Of the layers of a block, those whose names end in "norm" are norms."""
     weights: dict[str, Weight] = {}
-    for part, name in parts.items():
-        weights |= (norm if part.endswith("norm") else linear)(f"{ours}.{part}", f"{theirs}.{name}", bias=bias)
+    for layer, name in layers.items():
+        weights |= (norm if layer.endswith("norm") else linear)(f"{ours}.{layer}", f"{theirs}.{name}", bias=bias)
     return weights

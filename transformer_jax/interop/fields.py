@@ -1,4 +1,4 @@
-"""The fields of a config.json: of what kind each is, what it is where it is left out, and the check of all of them."""
+"""The fields of a config.json: the kind of value that each has, its default, and the check of all of them."""
 
 import reprlib
 from collections.abc import Callable, Collection, Mapping
@@ -12,7 +12,7 @@ from transformer_jax.interop.untrusted import json_object
 Json = Mapping[str, Any]
 
 REQUIRED: Any = object()
-"""The default of a field that has none."""
+"""The default of a field that must be given."""
 
 LARGEST_SIZE = 2**24  # more than any vocabulary, width or context has, and no product of a few overflows
 MOST_LAYERS = 10_000
@@ -24,7 +24,7 @@ _shortened.maxstring = _shortened.maxother = 60
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field may be."""
+    """The values that a field may have."""
 
     expected: str
     """In words, after "it must be"."""
@@ -40,11 +40,11 @@ class Field:
     ours: str | None = None
     """The field of our config that means the same, if there is one."""
     default: Any = REQUIRED
-    """What it is where config.json leaves it out: what transformers takes. Sizes have none, for no guess is right."""
+    """Its value where config.json leaves it out, as in transformers. Sizes must be given, for no guess is right."""
 
 
 def whole_number(smallest: int, largest: int = LARGEST_SIZE) -> Kind:
-    """Integers of a range; true, 48.0 and "48" are none."""
+    """Integers in a range. true, 48.0 and "48" are not integers."""
     return Kind(f"a whole number from {smallest} to {largest}", lambda value: _is_whole(value, smallest, largest))
 
 
@@ -54,7 +54,7 @@ def choice(names: Collection[str]) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """That, or null, which is None."""
+    """Values of a kind, or null, which is read as None."""
     return Kind(
         f"{kind.expected}, or null",
         lambda value: value is None or kind.valid(value),
@@ -101,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_fields(json: Json, fields: Mapping[str, Field], where: str = "config.json") -> dict[str, Any]:
-    """Those of a config.json that are among `fields`, each of its kind, and the defaults of those that it lacks."""
+    """The values of `fields` in a config.json, each checked, and the defaults of those that it leaves out."""
     values = {}
     for name, field in fields.items():
         if name in json:
@@ -114,14 +114,14 @@ def check_fields(json: Json, fields: Mapping[str, Field], where: str = "config.j
 
 
 def check_field(name: str, value: Any, kind: Kind, where: str = "config.json") -> Any:
-    """The value of a field, which must be of its kind."""
+    """The value of a field; raises if it is not of its kind."""
     if not kind.valid(value):
         raise UserError(f"{where}: {name}={short(value)} is invalid; it must be {kind.expected}")
     return kind.convert(value)
 
 
 def with_aliases(json: Json, aliases: Mapping[str, str]) -> dict[str, Any]:
-    """A config.json in which each field has its own name, whichever of two it was written by."""
+    """A config.json with each field under its own name, where it was written under an alias."""
     fields = dict(json)
     for alias, name in aliases.items():
         if alias in json and fields.setdefault(name, json[alias]) != json[alias]:
@@ -131,7 +131,7 @@ def with_aliases(json: Json, aliases: Mapping[str, str]) -> dict[str, Any]:
 
 
 def require(json: Json, values: Json, where: str = "config.json") -> None:
-    """Raise unless each field that is there has the one value that these models can have. null is as good as false."""
+    """Raise if a field is there with another value than the only one that can be loaded. null counts as false."""
     for name, value in values.items():
         given = json.get(name, value)
         if given != value and (given or value):
@@ -139,12 +139,12 @@ def require(json: Json, values: Json, where: str = "config.json") -> None:
 
 
 def require_equal(json: Json, name: str, other: str) -> None:
-    """Raise unless two fields have one value, where our models have one setting for both; null is that of the other."""
+    """Raise unless two fields are equal, where our models have one setting for both; null means equal to the other."""
     if json[name] is not None and json[name] != json[other]:
         values = f"{name}={short(json[name])} and {other}={short(json[other])}"
         raise UserError(f"config.json: {values} cannot be loaded; one setting serves for both, so make them equal")
 
 
 def short(value: Any) -> str:
-    """A value in one line that is not too long, however large or deep it is."""
+    """A value as one short line, however large or deeply nested it is."""
     return _shortened.repr(value)

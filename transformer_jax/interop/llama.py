@@ -142,7 +142,7 @@ def _read_rope(json: Json, rope: Json, name: str) -> tuple[float, RotaryScaling 
 
 
 def _write(config: GPTConfig) -> dict[str, Any]:
-    require_config(config, "Llama", gated=True, norm="rms", experts=None)
+    require_config(config, "Llama", gated=True, norm="rms", experts=None, heads=())
     scaling = config.rotary_scaling
     rope: dict[str, Any] = {"rope_type": scaling.kind if scaling else "default"}
     if scaling is not None:

@@ -80,7 +80,7 @@ def names_of(config: TransformerConfig) -> Names:
     weights = blocks("encoder.blocks", "model.encoder.layers.{layer}", BLOCK)
     weights |= blocks("decoder.blocks", "model.decoder.layers.{layer}", BLOCK | CROSS)
     if config.output_bias:
-        weights["output_bias"] = Weight("final_logits_bias", "row")
+        weights["lm_head.bias"] = Weight("final_logits_bias", "row")
     copies: dict[str, str] = {}
     if config.tie_embeddings == "all":
         weights |= table("embedding", "model.shared")
@@ -92,7 +92,7 @@ def names_of(config: TransformerConfig) -> Names:
     if config.tie_embeddings == "target":
         copies = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
     if config.tie_embeddings == "none":
-        weights |= table("output", "lm_head")
+        weights |= table("lm_head.output", "lm_head")
     positions = partial(_positions, config)
     return Names(weights, copies, {f"model.{side}.embed_positions.weight": positions for side in SIDES})
 

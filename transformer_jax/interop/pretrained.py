@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
+import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, Sharding
+from jax.typing import DTypeLike
 
 from transformer_jax.atomic import atomic
 from transformer_jax.data.tokenizer import Tokenizer
@@ -39,13 +43,16 @@ from transformer_jax.interop.tensors import Writable, open_tensors, write_tensor
 from transformer_jax.interop.tokenizers import check_vocabulary, load_tokenizer, save_tokenizer
 from transformer_jax.interop.weights import FLOAT32, load_weights, renamed, weights_to_write
 from transformer_jax.interop.xlnet import XLNET
-from transformer_jax.models import BertConfig, GPTConfig, ModelConfig, T5Config, TransformerConfig, make_model
+from transformer_jax.models import BertConfig, GPTConfig, ModelConfig, T5Config, TransformerConfig, XLNetConfig
 
 FAMILIES = {
     family.model_type: family for family in (BERT, ROBERTA, DISTILBERT, GPT2, LLAMA, T5, XLNET, PEGASUS, MARIAN)
 }
 
-SIGNS = {
+DTYPES = (FLOAT32, np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
+"""What weights can be loaded in."""
+
+SIGNATURES = {
     "bert": r"^(bert\.)?embeddings\.",
     "roberta": r"^roberta\.embeddings",
     "distilbert": r"^distilbert\.embeddings",
@@ -56,29 +63,38 @@ SIGNS = {
     "pegasus": r"^(model\.)?decoder\.layer_norm\.weight$",
     "marian": r"^final_logits_bias$",
 }
-"""A tensor that only checkpoints of a family have."""
+"""A pattern of the name of a tensor that only checkpoints of a family have."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model with the weights of a checkpoint, its config, and its tokenizer where there is one beside it.
+    """A model with the weights of a checkpoint, its config, its tokenizer if it has one, and its special ids.
 
-    Called like the model, it does the same, compiled once for each shape of the inputs: `bert(ids)` is
-    `jax.jit(Bert.__call__)(bert.model, ids)`.
+    It is called like its model, and compiled: `bert(ids)` is `jax.jit(Bert.__call__)(bert.model, ids)`.
     """
 
     model: Any
     config: ModelConfig
     tokenizer: Tokenizer | None
     special_ids: SpecialIds
-    """What generation begins, ends and pads with."""
+    """The ids that generation begins, ends and pads with."""
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of values in all weights; a table that is tied counts once."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.model))
 
     def __call__(self, *arrays: Any, **named_arrays: Any) -> Any:
-        """What the model gives for these arrays."""
+        """Call the model, compiled once for each shape of the inputs.
+
+        Positional and keyword arguments are those of the model's `__call__`, and must be arrays or None:
+        `bert(ids, valid=ids != 0)`, `t5(source, target)`. A function of your own is compiled the same way:
+        `jax.jit(function)(bert.model, ids)`.
+        """
         return self.apply("__call__", *arrays, **named_arrays)
 
     def apply(self, method: str, *arrays: Any, **named_arrays: Any) -> Any:
-        """What another method of the model gives, such as a head: `bert.apply("masked_lm", bert(ids))`."""
+        """Call another method of the model, compiled, such as a head: `bert.apply("masked_lm", bert(ids))`."""
         return _compiled(getattr(type(self.model), method))(self.model, *arrays, **named_arrays)
 
 
@@ -87,23 +103,39 @@ def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(method)
 
 
-def from_pretrained(path_or_name: str | Path) -> Pretrained:
-    """A checkpoint of transformers: a folder, or the name of a repository on the Hugging Face hub.
+def from_pretrained(
+    path_or_name: str | Path, *, dtype: DTypeLike | None = None, sharding: Sharding | Mesh | None = None
+) -> Pretrained:
+    """Load a checkpoint of transformers from a folder, or from a repository on the Hugging Face hub.
 
-    BERT, RoBERTa, DistilBERT, GPT-2, Llama, T5 (both versions), XLNet, Marian and Pegasus, as safetensors or .bin, in
-    one file or several. Every tensor must have its place: one that is missing, left over or misshapen is an error that
-    names it. So is a field of config.json that is of the wrong kind, or that our models would not honour. A name is
-    looked up on the hub only where there is no such folder, and needs the extra [hub].
+    It may be of BERT, RoBERTa, DistilBERT, GPT-2, Llama, T5 (both versions), XLNet, Marian or Pegasus, as safetensors
+    or .bin, in one file or several. Every tensor must be accounted for: one that is missing, left over or misshapen is
+    an error that names it. So is a field of config.json that has the wrong type, or that our models would not honour.
+
+    Weights are read, cast and put on their devices one at a time, so that the host never holds all of them and no
+    device holds more than its own shards.
+
+    Args:
+        path_or_name: The folder. A name is looked up on the hub only where there is no such folder, and needs the extra
+            [hub].
+        dtype: What the weights are stored in on the devices: float32 (the default), bfloat16 or float16. What the model
+            computes in is `config.dtype`, and does not depend on it.
+        sharding: How the weights are laid out. None puts them on the default device. A `jax.sharding.Sharding` holds
+            for every weight: `NamedSharding(mesh, PartitionSpec())` replicates them. A `jax.sharding.Mesh` lays out
+            each weight by its declared logical axes (`parallel.parameter_sharding`).
     """
+    stored = _weights_dtype(dtype)
+    if sharding is not None and not isinstance(sharding, Sharding | Mesh):
+        raise TypeError(f"sharding={sharding!r} is not a jax.sharding.Sharding, a jax.sharding.Mesh or None")
     folder = find_folder(path_or_name)
     fields = _read_config_json(folder)
-    said = fields.get("model_type") or None
-    known = said is None or (isinstance(said, str) and said in FAMILIES)
+    model_type = fields.get("model_type") or None
+    known = model_type is None or (isinstance(model_type, str) and model_type in FAMILIES)
     found = open_tensors(folder) if known else {}
-    family = FAMILIES.get(str(said or _shown_by(found)))
+    family = FAMILIES.get(str(model_type or _recognized(found)))
     if family is None:
         raise UserError(
-            f"{folder / 'config.json'} has model_type={short(said)}; what can be loaded is {', '.join(FAMILIES)}"
+            f"{folder / 'config.json'} has model_type={short(model_type)}; what can be loaded is {', '.join(FAMILIES)}"
         )
     tensors = renamed(found, family.rename)
     config = family.read_config(family.read_fields(fields), tensors)
@@ -112,7 +144,14 @@ def from_pretrained(path_or_name: str | Path) -> Pretrained:
     tokenizer = _tokenizer(folder)
     if tokenizer is not None and config.vocab_size is not None:
         check_vocabulary(tokenizer, config.vocab_size)
-    model = load_weights(lambda: make_model(config, rngs=nnx.Rngs(0)), family.names(config), tensors, folder)
+    model = load_weights(
+        lambda: config.build(nnx.Rngs(0)),
+        family.names(config),
+        tensors,
+        folder,
+        dtype=stored,
+        sharding=sharding,
+    )
     return Pretrained(model, config, tokenizer, special_ids)
 
 
@@ -126,15 +165,15 @@ def save_pretrained(
 ) -> None:
     """Write a model as transformers reads it: config.json, safetensors, and tokenizer.json if there is a tokenizer.
 
-    What generates has a generation_config.json, too. Nothing is written for a model that no architecture of
-    transformers can hold; the error says why.
+    A model that generates also gets a generation_config.json. For a model that no architecture of transformers can
+    hold, nothing is written, and the error says why.
 
     Args:
-        model: Of any kind here.
-        folder: Is made where it is not there, and must not hold a checkpoint yet.
-        tokenizer: What the model was trained with.
-        special_ids: What generation begins, ends and pads with; by default as the tokenizer has it.
-        shard_bytes: Most bytes of tensors in a file.
+        model: Any model of this package.
+        folder: It is created if it does not exist, and must not hold a checkpoint yet.
+        tokenizer: The tokenizer that the model was trained with.
+        special_ids: The ids that generation begins, ends and pads with; by default those of the tokenizer.
+        shard_bytes: The most bytes of tensors in one file.
     """
     family, folder = _family_of(model.config), Path(folder)
     special_ids = special_ids or special_ids_of(model.config, tokenizer)
@@ -146,7 +185,7 @@ def save_pretrained(
     tensors = weights_to_write(model, names)
     for name, constant in names.constants.items() if family.save_constants else ():
         tensors[name] = Writable(constant().shape, FLOAT32, constant)
-    # A folder that holds a checkpoint is refused here, before anything else of it is written over.
+    # A folder that holds a checkpoint is refused here, before anything else in it is overwritten.
     write_tensors(folder, tensors, shard_bytes=shard_bytes)
     if tokenizer is not None:
         save_tokenizer(
@@ -162,6 +201,16 @@ def save_pretrained(
     _write_json(folder / "config.json", fields)
 
 
+def _weights_dtype(dtype: DTypeLike | None) -> np.dtype:
+    try:
+        found = FLOAT32 if dtype is None else np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} cannot be that of weights; give one of {', '.join(map(str, DTYPES))}")
+    return found
+
+
 def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
     text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
     try:
@@ -172,7 +221,7 @@ def _write_json(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer beside a checkpoint. One that cannot be used is no reason to do without the model."""
+    """The tokenizer beside a checkpoint. One that cannot be read is a warning: the model is usable without it."""
     try:
         return load_tokenizer(folder)
     except UserError as error:
@@ -187,13 +236,19 @@ def _family_of(config: ModelConfig) -> Family:
         return LLAMA if config.positions == "rotary" else GPT2
     if isinstance(config, TransformerConfig):
         return PEGASUS if config.norm == "pre" else MARIAN
-    return T5 if isinstance(config, T5Config) else XLNET
+    if isinstance(config, T5Config | XLNetConfig):
+        return T5 if isinstance(config, T5Config) else XLNET
+    raise UserError(
+        f"a model of {type(config).__name__} cannot be saved as a checkpoint of transformers, which has "
+        f"{', '.join(FAMILIES)}"
+    )
 
 
-def _shown_by(tensors: Mapping[str, Tensor]) -> str | None:
-    """The family that the names of the tensors show, where an old config does not say it."""
+def _recognized(tensors: Mapping[str, Tensor]) -> str | None:
+    """The `model_type` by the names of the tensors, for an old config.json without one."""
     return next(
-        (model_type for model_type, sign in SIGNS.items() if any(re.search(sign, name) for name in tensors)), None
+        (model_type for model_type, pattern in SIGNATURES.items() if any(re.search(pattern, name) for name in tensors)),
+        None,
     )
 
 
@@ -203,7 +258,7 @@ def _read_config_json(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
-def _check_padding(config: ModelConfig) -> None:
+def _check_padding(config: Any) -> None:
     pad_id = getattr(config, "pad_id", None) or 0
     num_ids = min(config.vocab_size or 0, getattr(config, "source_vocab_size", None) or LARGEST_SIZE)
     if pad_id >= num_ids:

@@ -10,18 +10,19 @@ from transformer_jax.interop.family import Family, blocks, linear, norm
 from transformer_jax.interop.fields import ID, Field, Json
 from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.weights import Names, Weight
-from transformer_jax.models.bert import BertConfig, Head
+from transformer_jax.models.bert import BertConfig, BertHead
 
 
 def _names(config: BertConfig) -> Names:
-    heads: dict[Head, dict[str, Weight]] = {
-        "pooler": linear("pooler", "classifier.dense" if "classifier" in config.heads else "roberta.pooler.dense"),
-        "masked_lm": linear("transform", "lm_head.dense")
-        | norm("transform_norm", "lm_head.layer_norm")
-        | {"output_bias": Weight("lm_head.bias")},
-        "classifier": linear("classifier_output", "classifier.out_proj"),
-        "tagger": linear("tagger_output", "classifier"),
-        "span": linear("span_output", "qa_outputs"),
+    pooler = "classifier.dense" if "classifier" in config.heads else "roberta.pooler.dense"
+    heads: dict[BertHead, dict[str, Weight]] = {
+        "pooler": linear("pooler.output", pooler),
+        "masked_lm": linear("lm_head.transform", "lm_head.dense")
+        | norm("lm_head.norm", "lm_head.layer_norm")
+        | {"lm_head.bias": Weight("lm_head.bias")},
+        "classifier": linear("classification_head.output", "classifier.out_proj"),
+        "tagger": linear("tagging_head.output", "classifier"),
+        "span": linear("span_head.output", "qa_outputs"),
     }
     copies = {
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
@@ -35,7 +36,7 @@ def _names(config: BertConfig) -> Names:
 
 
 def _read(json: Json, found: Mapping[str, Tensor]) -> BertConfig:
-    shown_by: dict[Head, str] = {
+    shown_by: dict[BertHead, str] = {
         "pooler": "roberta.pooler.",
         "masked_lm": "lm_head.",
         "classifier": "classifier.out_proj.",

@@ -1,4 +1,4 @@
-"""The ids that mean something to generation, as config.json and generation_config.json have them."""
+"""The special ids of generation, as config.json and generation_config.json have them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.interop.fields import Json, Kind, check_field, read_json
-from transformer_jax.models import ModelConfig, T5Config, TransformerConfig
+from transformer_jax.models import T5Config, TransformerConfig
 
 NAMES = {
     "begin": "bos_token_id",
@@ -17,18 +17,18 @@ NAMES = {
     "forced_begin": "forced_bos_token_id",
     "forced_end": "forced_eos_token_id",
 }
-"""What transformers calls each."""
+"""What transformers calls each of them."""
 OF_DECODERS = ("decoder_start", "forced_begin", "forced_end")
-"""Those that say something of the target of an encoder-decoder."""
+"""Those that only an encoder-decoder has, for its targets."""
 SEVERAL = ("end", "forced_end")
-"""Those of which there may be several."""
+"""Those of which a model may have several."""
 
 FILE = "generation_config.json"
 
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids that generation begins, ends and pads with. None or () is for what a model does not have."""
+    """The ids that generation begins, ends and pads with. None or () means that a model has no such id."""
 
     begin: int | None = None
     """What a text begins with."""
@@ -38,11 +38,11 @@ class SpecialIds:
     decoder_start: int | None = None
     """What the target of an encoder-decoder begins with."""
     forced_begin: int | None = None
-    """What every target goes on with, such as the id of its language."""
+    """What every target continues with after its start, such as the id of its language."""
     forced_end: tuple[int, ...] = ()
-    """What a text ends with that would become too long."""
+    """What a text ends with when it reaches the length limit."""
 
-    def check(self, config: ModelConfig) -> None:
+    def check(self, config: Any) -> None:
         """Raise on an id that is outside the vocabulary, and on padding that is not the model's."""
         num_ids = config.vocab_size or 0
         for name in NAMES:
@@ -67,11 +67,11 @@ ONE_ID = Kind("an id, or null", lambda value: value is None or _is_id(value))
 IDS = Kind("an id, a list of ids, or null", lambda value: all(map(_is_id, _several(value))), _several)
 
 
-def read_special_ids(folder: Path, json: Json, defaults: Json, config: ModelConfig) -> SpecialIds:
-    """Those of a checkpoint: what generation_config.json says, or else config.json, or else the default.
+def read_special_ids(folder: Path, json: Json, defaults: Json, config: Any) -> SpecialIds:
+    """The special ids of a checkpoint: from generation_config.json, or else config.json, or else the defaults.
 
-    An id outside the vocabulary is none, for no text can have it: with a small vocabulary transformers writes the ids
-    of a large one.
+    An id outside the vocabulary is ignored, since no text can contain it: transformers writes the ids of a large
+    vocabulary into the configs of models with a small one.
     """
     found: dict[str, Any] = {}
     generation = read_json(folder / FILE) if (folder / FILE).is_file() else {}
@@ -87,8 +87,8 @@ def read_special_ids(folder: Path, json: Json, defaults: Json, config: ModelConf
     return _completed(special, config)
 
 
-def special_ids_of(config: ModelConfig, tokenizer: Tokenizer | None) -> SpecialIds:
-    """Those of a model that was trained here with a tokenizer; without one, what the model itself knows."""
+def special_ids_of(config: Any, tokenizer: Tokenizer | None) -> SpecialIds:
+    """The special ids of a model that was trained here: its tokenizer's, or without one, those in its config."""
     if tokenizer is None:
         return _completed(SpecialIds(), config)
     start = tokenizer.begin_id if isinstance(config, TransformerConfig) else None
@@ -96,23 +96,23 @@ def special_ids_of(config: ModelConfig, tokenizer: Tokenizer | None) -> SpecialI
     return _completed(special, config)
 
 
-def _completed(special: SpecialIds, config: ModelConfig) -> SpecialIds:
-    """With the padding of the model, which T5 begins its targets with, as does a translator that does not say more."""
+def _completed(special: SpecialIds, config: Any) -> SpecialIds:
+    """With the model's own padding id; targets start with it too, as T5's do, where no other start is known."""
     special = replace(special, pad=getattr(config, "pad_id", special.pad))
     if special.decoder_start is None and isinstance(config, T5Config | TransformerConfig):
         return replace(special, decoder_start=special.pad)
     return special
 
 
-def config_fields(config: ModelConfig, special: SpecialIds) -> dict[str, Any]:
-    """The ids in config.json, null for what there is none of: transformers would take its own there."""
+def config_fields(config: Any, special: SpecialIds) -> dict[str, Any]:
+    """The special ids as fields of config.json. One that is missing is null, or transformers would use its default."""
     decoder = isinstance(config, T5Config | TransformerConfig)
     values = {name: getattr(special, name) for name in NAMES if decoder or name not in OF_DECODERS}
     return {NAMES[name]: _as_json(value) for name, value in values.items()}
 
 
-def generation_fields(config: ModelConfig, special: SpecialIds) -> dict[str, Any] | None:
-    """The generation_config.json of a model; None for one that generates nothing."""
+def generation_fields(config: Any, special: SpecialIds) -> dict[str, Any] | None:
+    """The generation_config.json of a model; None for a model that does not generate."""
     if not isinstance(config, TransformerConfig) and not getattr(config, "lm_head", False):
         return None
     fields = {name: value for name, value in config_fields(config, special).items() if value is not None}

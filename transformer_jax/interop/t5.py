@@ -94,7 +94,7 @@ def _names(config: T5Config) -> Names:
     copies = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
     if config.tie_embeddings:
         return Names(weights, copies | {"lm_head.weight": "shared.weight"}, unread=UNREAD)
-    return Names(weights | table("output", "lm_head") if config.lm_head else weights, copies, unread=UNREAD)
+    return Names(weights | table("lm_head.output", "lm_head") if config.lm_head else weights, copies, unread=UNREAD)
 
 
 def _attention(ours: str, theirs: str, kind: str) -> dict[str, Weight]:

@@ -1,4 +1,4 @@
-"""An array in a file of weights."""
+"""An array in a file of weights, described by its header and read on demand."""
 
 from dataclasses import dataclass
 from math import prod
@@ -12,21 +12,21 @@ TOO_LARGE = 1 << 63  # bytes, for every NumPy
 
 @dataclass(frozen=True)
 class Tensor:
-    """An array in a file: what it is like is known, what is in it is read when asked for."""
+    """An array in a file: its shape and dtype are known, its values are read on demand."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     path: Path
     begin: int
-    """The byte of the file at which it begins."""
+    """Its offset in the file, in bytes."""
     strides: tuple[int, ...] | None = None
-    """Bytes from one element to the next along each axis; None is row after row."""
+    """Bytes from one element to the next along each axis; None is row-major."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError on what no file can hold, so that what a header says is safe to compute with."""
+        """Raise ValueError on sizes that no file can hold, so that those of a header are safe to compute with."""
         numbers = (self.begin, *self.shape, *(self.strides or ()))
         if len(numbers) > 1 + 2 * MOST_AXES or not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError("a tensor has sizes and offsets that are not a few whole numbers from 0 on")
+            raise ValueError("a tensor has sizes and offsets that are not a few integers of at least 0")
         if max(numbers) >= TOO_LARGE or prod(size or 1 for size in self.shape) * self.dtype.itemsize >= TOO_LARGE:
             raise ValueError("a tensor is larger than any file")
 
@@ -39,8 +39,8 @@ class Tensor:
         return last + self.dtype.itemsize
 
     def read(self) -> np.ndarray:
-        """The values: a read-only map of this part of the file, in memory for as long as somebody keeps it."""
-        if 0 in self.shape:  # of which not every NumPy makes a map
+        """The values: a read-only memory map of the file, which is released with the last reference to it."""
+        if 0 in self.shape:  # which not every NumPy can map
             return np.zeros(self.shape, self.dtype)
         content = np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,))
         return np.ndarray(self.shape, self.dtype, content, 0, self.strides)

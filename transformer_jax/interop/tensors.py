@@ -1,8 +1,8 @@
-"""The tensors of a Hugging Face checkpoint folder, each read when it is asked for, and the writing of such a folder.
+"""The tensors of a Hugging Face checkpoint folder, each read on demand, and the writing of such a folder.
 
-A safetensors file is eight bytes that say how long its header is, the header in JSON, and the tensors without a gap
-(https://huggingface.co/docs/safetensors). We read and write that ourselves: the library does not give 8-bit floats to
-NumPy, bfloat16 not in every version, and writes only what is all in memory.
+A safetensors file is the length of its header in eight bytes, the header in JSON, and the tensors without gaps
+(https://huggingface.co/docs/safetensors). We read and write it ourselves: the library does not give 8-bit floats to
+NumPy, nor bfloat16 in every version, and it writes only what is all in memory.
 """
 
 import json
@@ -23,11 +23,11 @@ from transformer_jax.interop.tensor import Tensor
 from transformer_jax.interop.torch_bin import open_torch_bin
 from transformer_jax.interop.untrusted import is_file_name, json_object, shown
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-CHECKPOINTS = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
+SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CHECKPOINTS = (SINGLE_FILE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 GIT_LFS = b"version https://git-lfs"
 LONGEST_HEADER = 100_000_000  # bytes, as in the library
-PIECE = 1 << 24  # bytes written at once
+CHUNK_BYTES = 1 << 24  # written at once
 
 DTYPES = {
     "BOOL": np.dtype("?"),
@@ -53,7 +53,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Writable:
-    """An array to be written: what it will be like, and how to get it when its turn comes."""
+    """An array to be written: its shape and dtype, and a function that makes it when its turn comes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -63,8 +63,8 @@ class Writable:
 def open_tensors(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a checkpoint by name: of its folder, or of one file (safetensors, torch.save, or an index).
 
-    Only headers are read; `tensors[name].read()` reads one tensor. Of what a folder has, it is the first of
-    model.safetensors, model.safetensors.index.json, pytorch_model.bin and pytorch_model.bin.index.json that counts.
+    Only headers are read; `tensors[name].read()` reads one tensor. In a folder, the first that exists is opened of
+    model.safetensors, model.safetensors.index.json, pytorch_model.bin and pytorch_model.bin.index.json.
     """
     if path.is_dir():
         path = _checkpoint_in(path)
@@ -77,15 +77,15 @@ def write_tensors(folder: Path, tensors: Mapping[str, Writable], *, shard_bytes:
     """Write a checkpoint as transformers does, one tensor at a time, all or nothing.
 
     Args:
-        folder: Is made where it is not there, and must not hold such a checkpoint yet.
-        tensors: Each is read once, and let go before the next is read.
-        shard_bytes: Most bytes of tensors in a file; a larger tensor is alone in its own. What fits into one file
-            becomes model.safetensors, and else there are several and model.safetensors.index.json.
+        folder: It is created if it does not exist, and must not hold such a checkpoint yet.
+        tensors: Each is read once, and released before the next is read.
+        shard_bytes: The most bytes of tensors in one file; a larger tensor gets a file of its own. Tensors that fit
+            into one file become model.safetensors; otherwise there are several, and model.safetensors.index.json.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise ValueError(f"{name} has dtype {tensor.dtype}; safetensors files have {', '.join(map(str, NAMES))}")
-    for name in (WHOLE, INDEX):
+    for name in (SINGLE_FILE, INDEX):
         if (folder / name).exists():
             raise UserError(f"{folder} already holds a {name}; give another folder, or delete it")
     shards = _shards(tensors, shard_bytes)
@@ -96,7 +96,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Writable], *, shard_bytes:
                 _write_file(Path(partial, name), shard)
             if len(shards) > 1:
                 _write_index(Path(partial, INDEX), shards)
-            # The index comes last: shards are no checkpoint as long as it is not there.
+            # The index comes last: without it, shards are not a checkpoint.
             for name in [name for name, _ in shards] + [INDEX] * (len(shards) > 1):
                 Path(partial, name).replace(folder / name)
     except OSError as error:
@@ -116,7 +116,7 @@ def _checkpoint_in(folder: Path) -> Path:
 
 
 def _open_index(index: Path) -> dict[str, Tensor]:
-    """The tensors of all files that an index names, which have to be those that it says are in them."""
+    """The tensors of all files that an index names; raises if they are not where it says."""
     weight_map = _weight_map(index)
     shards = {file: _open_file(index.parent / file) for file in dict.fromkeys(weight_map.values())}
     for name, file in weight_map.items():
@@ -132,7 +132,7 @@ def _open_index(index: Path) -> dict[str, Tensor]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The file that each tensor is in, by the index: a file beside it, since an index may come from anywhere."""
+    """The file of each tensor, by the index. It must be beside the index, which may come from anywhere."""
     try:
         if index.stat().st_size > LONGEST_HEADER:
             raise ValueError(f"it has more than {LONGEST_HEADER} bytes")
@@ -178,7 +178,7 @@ def _open_file(path: Path) -> dict[str, Tensor]:
 
 
 def _read_header(path: Path, file: BufferedReader) -> dict[str, Tensor]:
-    """What a safetensors file says is in it, if that is the whole file and nothing twice. Else it is a ValueError."""
+    """The tensors of a safetensors file. They must fill it without gaps or overlaps, or it is a ValueError."""
     begin = 8 + int.from_bytes(file.read(8), "little")
     file_bytes = file.seek(0, SEEK_END)
     if not 8 < begin <= min(file_bytes, LONGEST_HEADER):
@@ -214,7 +214,7 @@ def _described(path: Path, name: str, entry: Any, data: int) -> Tensor:
 
 
 def _shards(tensors: Mapping[str, Writable], shard_bytes: int) -> list[tuple[str, dict[str, Writable]]]:
-    """The files to be written and their tensors, in the order given."""
+    """The files to be written, and the tensors of each, in the order given."""
     shards: list[dict[str, Writable]] = [{}]
     room = shard_bytes
     for name, tensor in tensors.items():
@@ -225,7 +225,7 @@ def _shards(tensors: Mapping[str, Writable], shard_bytes: int) -> list[tuple[str
         shards[-1][name] = tensor
         room -= size
     if len(shards) == 1:
-        return [(WHOLE, shards[0])]
+        return [(SINGLE_FILE, shards[0])]
     return [
         (f"model-{number:05}-of-{len(shards):05}.safetensors", shard) for number, shard in enumerate(shards, start=1)
     ]
@@ -233,8 +233,8 @@ def _shards(tensors: Mapping[str, Writable], shard_bytes: int) -> list[tuple[str
 
 def _write_index(path: Path, shards: Sequence[tuple[str, Mapping[str, Writable]]]) -> None:
     sizes = {name: _num_bytes(tensor) for _, shard in shards for name, tensor in shard.items()}
-    places = {name: file for file, shard in shards for name in shard}
-    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+    files = {name: file for file, shard in shards for name in shard}
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": files}
     path.write_text(json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -258,10 +258,10 @@ def _write_file(path: Path, tensors: Mapping[str, Writable]) -> None:
 def _write_values(file: BinaryIO, name: str, tensor: Writable) -> None:
     array = np.asarray(tensor.read())
     if (array.shape, array.dtype) != (tensor.shape, tensor.dtype):
-        raise ValueError(f"{name} is {array.dtype}{array.shape} but was to be {tensor.dtype}{tensor.shape}")
-    piece = PIECE // array.itemsize
-    for part in np.nditer(array, ["external_loop", "buffered", "zerosize_ok"], order="C", buffersize=piece):
-        file.write(np.asarray(part).tobytes())
+        raise ValueError(f"{name} is {array.dtype}{array.shape} but was declared as {tensor.dtype}{tensor.shape}")
+    size = CHUNK_BYTES // array.itemsize
+    for chunk in np.nditer(array, ["external_loop", "buffered", "zerosize_ok"], order="C", buffersize=size):
+        file.write(np.asarray(chunk).tobytes())
 
 
 def _num_bytes(tensor: Writable) -> int:

@@ -1,4 +1,4 @@
-"""The tokenizer that lies beside a checkpoint."""
+"""The tokenizer beside a checkpoint, read and written as transformers does."""
 
 import json
 import re
@@ -20,7 +20,7 @@ ROLES = {
     "begin": ("cls_token", "bos_token", "pad_token", "eos_token"),
     "end": ("sep_token", "eos_token"),
 }
-"""For each of our special tokens those of transformers that have its role, the first that there is."""
+"""For each of our special tokens, those of transformers that have its role: the first that exists is taken."""
 
 MARKED = re.compile(r"\[.*\]|<.*>")  # how special tokens are written, in any case
 WORD_PIECE = ("unk_token", "cls_token", "sep_token", "pad_token", "mask_token")
@@ -37,16 +37,16 @@ AROUND = {
     "pegasus": ("$A {end}", "$A {end} $B {end}"),
     "xlnet": ("$A {end} {begin}", "$A {end} $B {end} {begin}"),
 }
-"""The special tokens that models of each type read around a text, or a pair of texts, as the tasks here put them; of a
-language model's the begin token only where `Tokenizer.add_begin` says so."""
+"""The special tokens that models of each type read around a text, or a pair of texts, as the tasks here add them. For a
+language model, the begin token is added only if `Tokenizer.add_begin` is set."""
 
 LANGUAGE_MODELS = ("gpt2", "llama")
 MASKED = ("bert", "roberta", "distilbert")
-TYPED = ("bert",)  # model types that read which text of a pair a token is of
+TYPED = ("bert",)  # model types that read token types: which text of a pair a token belongs to
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer in a folder: tokenizer.json, or the vocabulary files of old; None where there is neither."""
+    """The tokenizer in a folder: tokenizer.json, or the older vocabulary files; None where there is neither."""
     special = _special_tokens(folder)
     found = _open(folder, special)
     if found is None:
@@ -54,8 +54,8 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     known = {name: token for name, token in special.items() if found.token_to_id(token) is not None}
     pad, begin, end = (next((known[name] for name in ROLES[role] if name in known), None) for role in ROLES)
     tokenizer = Tokenizer(found, TokenizerConfig(pad=pad, begin=begin, end=end))
-    said = _json(folder / "tokenizer_config.json").get("add_bos_token")
-    return tokenizer.with_begin(said if isinstance(said, bool) else tokenizer.begins_texts)
+    add_begin = _json(folder / "tokenizer_config.json").get("add_bos_token")
+    return tokenizer.with_begin(add_begin if isinstance(add_begin, bool) else tokenizer.begins_texts)
 
 
 def save_tokenizer(
@@ -69,14 +69,15 @@ def save_tokenizer(
     """Write a tokenizer as transformers reads it: tokenizer.json, and tokenizer_config.json with its special tokens.
 
     Args:
-        tokenizer: What makes ids of text.
+        tokenizer: The tokenizer that the model was trained with.
         folder: Where to write.
-        model_type: The `model_type` of the checkpoint, which says what transformers is to put around a text; None is
-            nothing but what the tokenizer's own file says.
-        vocab_size: Ids of the model. If it fills masks and the tokenizer has none, the mask is the id after the others.
-        max_length: Most tokens that the model reads.
+        model_type: The `model_type` of the checkpoint, which decides the special tokens that transformers adds around a
+            text; None leaves that to the tokenizer's own file.
+        vocab_size: The number of ids of the model. Where a masked language model has more ids than a tokenizer without
+            a mask token, the mask is the id after those of the tokenizer.
+        max_length: The most tokens that the model reads.
     """
-    tokenizer.save(folder / "tokenizer.json")
+    tokenizer.save(folder)
     written = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     pad, begin, end = tokenizer.tokens([tokenizer.pad_id, tokenizer.begin_id, tokenizer.end_id])
     names = {"pad_token": pad, "bos_token": begin, "cls_token": begin, "eos_token": end, "sep_token": end}
@@ -89,11 +90,11 @@ def save_tokenizer(
     if mask is not None:
         names["mask_token"] = mask
     if model_type in AROUND:
-        _put_around(tokenizer, written, model_type)
+        _add_template(tokenizer, written, model_type)
     written.save(str(folder / "tokenizer.json"))
     fields: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    fields["clean_up_tokenization_spaces"] = False  # or what is decoded has fewer spaces than what was encoded
-    # GPT-2 takes the types of tokens for more of them, and others refuse to be given any.
+    fields["clean_up_tokenization_spaces"] = False  # or decoded text would have fewer spaces than was encoded
+    # GPT-2 would read token types as more tokens, and others refuse them.
     types = ["token_type_ids"] if model_type in TYPED else []
     fields["model_input_names"] = ["input_ids", *types, "attention_mask"]
     if model_type in LANGUAGE_MODELS:
@@ -113,29 +114,29 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
         )
 
 
-def _put_around(tokenizer: Tokenizer, written: tokenizers.Tokenizer, model_type: str) -> None:
-    """Have transformers put around a text what the tasks here do, where the tokenizer does not do so already."""
+def _add_template(tokenizer: Tokenizer, written: tokenizers.Tokenizer, model_type: str) -> None:
+    """Have transformers add the special tokens that the tasks here add, where the tokenizer does not yet."""
     begin, end = tokenizer.tokens([tokenizer.begin_id, tokenizer.end_id])
     single, pair = AROUND[model_type]
     if model_type in LANGUAGE_MODELS and not tokenizer.add_begin:
         single, pair = "$A", "$A $B"
     ids = {"{begin}": [tokenizer.begin_id], "{end}": [tokenizer.end_id], "$A": tokenizer.encode(["a"])[0]}
-    if written.encode("a").ids == [id for part in single.split() for id in ids[part]]:
+    if written.encode("a").ids == [id for item in single.split() for id in ids[item]]:
         return
     written.post_processor = processors.TemplateProcessing(
-        single=[part.format(begin=begin, end=end) for part in single.split()],
-        pair=[part.format(begin=begin, end=end) for part in pair.split()],
+        single=[item.format(begin=begin, end=end) for item in single.split()],
+        pair=[item.format(begin=begin, end=end) for item in pair.split()],
         special_tokens=[(begin, tokenizer.begin_id), (end, tokenizer.end_id)],
     )
 
 
 def _open(folder: Path, special: Mapping[str, str]) -> tokenizers.Tokenizer | None:
     settings = _json(folder / "tokenizer_config.json")
-    whole, words = folder / "tokenizer.json", folder / "vocab.txt"
+    complete, words = folder / "tokenizer.json", folder / "vocab.txt"
     pieces, merges = folder / "vocab.json", folder / "merges.txt"
     try:
-        if whole.is_file():
-            return tokenizers.Tokenizer.from_file(str(whole))
+        if complete.is_file():
+            return tokenizers.Tokenizer.from_file(str(complete))
         if words.is_file():
             names: dict[str, Any] = {name: special[name] for name in WORD_PIECE if name in special}
             lowercase = settings.get("do_lower_case")
@@ -156,7 +157,7 @@ def _open(folder: Path, special: Mapping[str, str]) -> tokenizers.Tokenizer | No
 
 
 def _is_cased(path: Path, special: Collection[str]) -> bool:
-    """Whether a vocabulary has pieces in upper case, which no text in lower case is made of."""
+    """Whether a vocabulary has pieces in upper case, which a lowercased text never contains."""
     pieces = models.WordPiece.read_file(str(path))
     return any(piece != piece.lower() for piece in pieces if piece not in special and not MARKED.fullmatch(piece))
 
@@ -182,5 +183,5 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if not isinstance(fields, dict):
-        raise UserError(f"{path} holds no JSON object")
+        raise UserError(f"{path} does not hold a JSON object")
     return fields

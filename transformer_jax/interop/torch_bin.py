@@ -1,9 +1,9 @@
 """The tensors of a file that `torch.save` wrote, without torch, and without running what the file asks for.
 
 Such a file is a pickle, which is a program, and the storages it refers to. The program may do here what makes a dict of
-tensors and nothing else, as with `torch.load(weights_only=True)`. It leaves descriptions: the numbers stay in the file
-until they are read. There are two layouts (torch/serialization.py): since torch 1.6 a zip archive, in which the pickle
-and each storage are uncompressed entries; before, five pickles one after the other, and the storages behind them.
+tensors and nothing else, as with `torch.load(weights_only=True)`. It makes descriptions: the values stay in the
+file until they are read. There are two layouts (torch/serialization.py): since torch 1.6 a zip archive, in which the
+pickle and each storage are uncompressed entries; before, five pickles one after the other, followed by the storages.
 """
 
 import io
@@ -39,7 +39,7 @@ STORAGES = {
     "BoolStorage": np.dtype("?"),
     "UntypedStorage": np.dtype("u1"),
 }
-"""What the elements of each class of storage are. An untyped one is bytes, and its tensors say what they are of."""
+"""The dtype of each class of storage. An untyped storage is bytes, and its tensors have a dtype of their own."""
 
 DTYPES = {
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
@@ -51,7 +51,7 @@ DTYPES = {
     "uint32": np.dtype("<u4"),
     "uint64": np.dtype("<u8"),
 }
-"""The dtypes that torch keeps in untyped storages: those which are younger than its typed ones."""
+"""The dtypes that torch keeps in untyped storages: those that are newer than its typed storages."""
 
 
 def open_torch_bin(path: Path) -> dict[str, Tensor]:
@@ -61,25 +61,25 @@ def open_torch_bin(path: Path) -> dict[str, Tensor]:
             read = _read_zip if file.peek(len(ZIP)).startswith(ZIP) else _read_legacy
             content, storages = read(path, file)
             file_bytes = file.seek(0, io.SEEK_END)
-        return {name: _placed(path, name, tensor, storages, file_bytes) for name, tensor in _flat(path, content)}
+        return {name: _located(path, name, tensor, storages, file_bytes) for name, tensor in _flat(path, content)}
     except UserError:
         raise
-    except Exception as error:  # there is nothing that a damaged pickle may not raise
+    except Exception as error:  # a damaged pickle may raise anything
         raise UserError(
-            f"{path} is cut short, damaged, or no file of torch.save "
+            f"{path} is cut short, damaged, or not a file of torch.save "
             f"({shown(str(error) or type(error).__name__)}); get it again"
         ) from error
 
 
 class _Storage(NamedTuple):
-    """A flat run of elements in the file, which tensors are views of."""
+    """A flat array in the file, which tensors are views of."""
 
     key: str
     dtype: np.dtype
 
 
 class _Tensor(NamedTuple):
-    """A tensor as its pickle tells it; offset and strides count elements."""
+    """A tensor as the pickle describes it; offset and strides count elements."""
 
     storage: _Storage
     dtype: np.dtype
@@ -88,7 +88,7 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Place(NamedTuple):
+class _Span(NamedTuple):
     """The bytes of the file that a storage is in."""
 
     begin: int
@@ -131,13 +131,13 @@ class _WeightsUnpickler(pickle.Unpickler):
         match name:
             case ("storage", str(kind), str(key), str(), int(), *view) if kind in STORAGES and not any(view):
                 return self.storages.setdefault(key, _Storage(key, STORAGES[kind]))
-        parts = name if isinstance(name, tuple) else (name,)  # which are not looked into: they may be nested for ever
-        said = ", ".join(part if isinstance(part, str) else _type(part) for part in parts[:5])
-        raise ValueError(f"it refers to ({shown(said)}), which is no storage")
+        items = name if isinstance(name, tuple) else (name,)  # only the outer ones: they may be nested without end
+        given = ", ".join(item if isinstance(item, str) else _type(item) for item in items[:5])
+        raise ValueError(f"it refers to ({shown(given)}), which is not a storage")
 
 
 def _unpickled(file: BinaryIO, path: Path) -> tuple[Any, dict[str, _Storage]]:
-    """What the pickle at this place of a file makes, and the storages it refers to; the file is then behind it."""
+    """What the pickle at the current position of a file makes, and its storages; the file is left after it."""
     unpickler = _WeightsUnpickler(io.BytesIO(checked_pickle(file)), path)
     return unpickler.load(), unpickler.storages
 
@@ -161,17 +161,17 @@ FUNCTIONS: dict[str, Callable[..., _Tensor]] = {
     "_rebuild_tensor_v3": _tensor_of_dtype,
     "_rebuild_parameter": _parameter,
 }
-"""Those of `torch._utils` that make a tensor: of a typed storage, of an untyped one, and of a tensor."""
+"""The functions of `torch._utils` that make a tensor: from a typed storage, an untyped one, or another tensor."""
 
 
 def _checked(storage: Any, dtype: np.dtype, offset: Any, shape: Any, strides: Any) -> _Tensor:
     shape, strides = tuple(shape), tuple(strides)
     if not all(type(number) is int and number >= 0 for number in (offset, *shape, *strides)):
-        raise ValueError("it has a tensor with a shape, strides or offset that are not whole numbers from 0 on")
+        raise ValueError("it has a tensor with a shape, strides or offset that are not integers of at least 0")
     return _Tensor(storage, dtype, offset, shape, strides)
 
 
-def _read_zip(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Place]]:
+def _read_zip(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Span]]:
     """What the pickle of a zip archive makes, and where its storages are: NAME/data.pkl, NAME/data/KEY."""
     with ZipFile(file) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
@@ -181,7 +181,7 @@ def _read_zip(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Plac
         if folder is None:
             raise ValueError("it is a zip archive without a data.pkl")
         if any(entry.compress_type != ZIP_STORED for entry in entries.values()):
-            raise ValueError("it is a compressed zip archive, as torch.save writes none")
+            raise ValueError("it is a compressed zip archive, which torch.save never writes")
         byte_order = f"{folder}byteorder"
         if byte_order in entries and archive.read(byte_order) != b"little":
             raise UserError(f"{path} is from a big-endian machine; load it with torch and save it on another")
@@ -189,34 +189,34 @@ def _read_zip(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Plac
             raise ValueError(f"its data.pkl has more than {LONGEST_PICKLE} bytes")
         content, _ = _unpickled(io.BytesIO(archive.read(f"{folder}data.pkl")), path)
     data = f"{folder}data/"
-    places = {name.removeprefix(data): _place(file, entry) for name, entry in entries.items() if name.startswith(data)}
-    return content, places
+    spans = {name.removeprefix(data): _span(file, entry) for name, entry in entries.items() if name.startswith(data)}
+    return content, spans
 
 
-def _place(file: BinaryIO, entry: ZipInfo) -> _Place:
-    """Where an uncompressed entry is: behind its local header, whose length the archive's directory does not say."""
+def _span(file: BinaryIO, entry: ZipInfo) -> _Span:
+    """Where an uncompressed entry is: after its local header, whose length is not in the archive's directory."""
     file.seek(entry.header_offset)
     magic, lengths = struct.unpack("<4s22x4s", file.read(30))
     if magic != ZIP:
         raise ValueError(f"{entry.filename} is not where the zip archive says")
-    return _Place(entry.header_offset + 30 + sum(struct.unpack("<HH", lengths)), entry.file_size)
+    return _Span(entry.header_offset + 30 + sum(struct.unpack("<HH", lengths)), entry.file_size)
 
 
-def _read_legacy(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Place]]:
+def _read_legacy(path: Path, file: io.BufferedReader) -> tuple[Any, dict[str, _Span]]:
     """The same of the layout before torch 1.6: magic, version, machine, content, keys; then storages, in that order."""
     if _unpickled(file, path)[0] != LEGACY_MAGIC or _unpickled(file, path)[0] != LEGACY_PROTOCOL:
-        raise ValueError("it begins otherwise")
+        raise ValueError("it does not begin with the magic number of torch")
     _unpickled(file, path)  # byte order and sizes of the machine, which the storages do not depend on
     content, storages = _unpickled(file, path)
     keys, _ = _unpickled(file, path)
-    places = {}
+    spans = {}
     for key in keys:
         (size,) = struct.unpack("<q", file.read(8))
         if size < 0:
             raise ValueError(f"it has a storage of {size} elements")
-        places[key] = _Place(file.tell(), size * storages[key].dtype.itemsize)
-        file.seek(places[key].num_bytes, io.SEEK_CUR)
-    return content, places
+        spans[key] = _Span(file.tell(), size * storages[key].dtype.itemsize)
+        file.seek(spans[key].num_bytes, io.SEEK_CUR)
+    return content, spans
 
 
 def _flat(path: Path, content: Any) -> Iterable[tuple[str, _Tensor]]:
@@ -236,16 +236,16 @@ def _type(item: Any) -> str:
     return type(item).__name__.strip("_")
 
 
-def _placed(path: Path, name: str, tensor: _Tensor, storages: dict[str, _Place], file_bytes: int) -> Tensor:
-    """The tensor in the file, where all of it must be inside of its storage, and that inside of the file."""
+def _located(path: Path, name: str, tensor: _Tensor, storages: dict[str, _Span], file_bytes: int) -> Tensor:
+    """The tensor in the file. It must lie within its storage, and that within the file."""
     storage, itemsize = storages[tensor.storage.key], tensor.dtype.itemsize
     offset, strides = tensor.offset * itemsize, tuple(stride * itemsize for stride in tensor.strides)
-    placed = Tensor(tensor.shape, tensor.dtype, path, storage.begin + offset, strides)
+    located = Tensor(tensor.shape, tensor.dtype, path, storage.begin + offset, strides)
     if storage.begin + storage.num_bytes > file_bytes:
         end = storage.begin + storage.num_bytes
         raise ValueError(f"{shown(name)} ends at byte {end}, the file at byte {file_bytes}")
-    if placed.num_bytes and offset + placed.num_bytes > storage.num_bytes:
-        raise ValueError(f"{shown(name)} reaches over the end of its storage")
-    if prod(tensor.shape) * itemsize > file_bytes:  # one number, repeated: of a model's weights it is a lie
+    if located.num_bytes and offset + located.num_bytes > storage.num_bytes:
+        raise ValueError(f"{shown(name)} extends beyond the end of its storage")
+    if prod(tensor.shape) * itemsize > file_bytes:  # a view that repeats numbers, which no weight is
         raise ValueError(f"{shown(name)} has shape {tensor.shape}, which is larger than the file")
-    return placed
+    return located

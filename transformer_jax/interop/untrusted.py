@@ -1,6 +1,6 @@
-"""What files of others say, read with care.
+"""Reading of files that come from others and may be wrong or hostile.
 
-JSON in which nothing is said twice, pickles that ask for no more memory than they are long, text that fits an error.
+JSON without duplicate keys, pickles that need no more memory than they are long, and names short enough for an error.
 """
 
 import json
@@ -15,7 +15,7 @@ LONGEST_PICKLE = 100_000_000  # bytes; the largest models have far less, beside 
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """The JSON object that these bytes are, in UTF-8. Anything else is a ValueError, and so is a key given twice."""
+    """The JSON object in these bytes, in UTF-8. Anything else is a ValueError, and so is a duplicate key."""
     try:
         found = json.loads(content.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
@@ -26,14 +26,14 @@ def json_object(content: bytes) -> dict[str, Any]:
 
 
 def checked_pickle(file: BinaryIO) -> bytes:
-    """The bytes of the pickle that begins at this place of a file, which is then behind it; else a ValueError.
+    """The bytes of the pickle at the current position of a file, which is left after it; else a ValueError.
 
-    The library that runs a pickle allocates what this says it will need. So it is read over before, and must have all
-    of every text in it, and number no object beyond what it has bytes for.
+    The library that runs a pickle allocates as much memory as the pickle says. So the pickle is scanned before: every
+    text must be in it to its end, and no object may have a number larger than the bytes before it.
     """
     begin = file.tell()
     for operation, argument, position in pickletools.genops(_Limited(file)):  # type: ignore[arg-type]
-        if operation.name == "DUP":  # of which a few bytes make a tuple that takes years to hash
+        if operation.name == "DUP":  # a few of which make a tuple that takes years to hash
             raise ValueError("its pickle repeats an object, as torch never does")
         if "PUT" in operation.name and argument > position:  # type: ignore[operator]
             raise ValueError(f"its pickle numbers an object {shown(argument)}")
@@ -43,7 +43,7 @@ def checked_pickle(file: BinaryIO) -> bytes:
 
 
 class _Limited:
-    """A file from here on, of which no more is read at once than there is."""
+    """A file from its current position on. A read is limited to the bytes that there are."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._begin = file, file.tell()
@@ -61,14 +61,14 @@ class _Limited:
 
 
 def shown(text: Any) -> str:
-    """Any text for an error of one line: as it is, or shortened and escaped where it would break the line."""
+    """Any text for an error of one line: as it is, or shortened, and escaped where it would break the line."""
     text = text if isinstance(text, str) else repr(text)
     short = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
     return short if short.isprintable() else ascii(short)
 
 
 def is_file_name(name: str) -> bool:
-    """Whether this is the name of a file and no path, on any system: "../x", "/x", "C:x" and "." are none."""
+    """Whether this is the name of a file and not a path, on any system: "../x", "/x", "C:x" and "." are not."""
     windows = PureWindowsPath(name)
     return name not in ("", "..") and "\0" not in name and PurePosixPath(name).name == name == windows.name
 

@@ -1,7 +1,7 @@
 """Word vectors from the files of word2vec (text and binary), GloVe and fastText (.vec), as the rows of an embedding.
 
-`load_word_vectors(path, spellings(tokens))` is the table for a tokenizer's vocabulary. A file is read once, from its
-beginning to its end, and no more of it is kept than the vectors asked for.
+`load_word_vectors(path, spellings(tokens))` is the table for a tokenizer's vocabulary. A file is read once, from start
+to end, and only the vectors that were asked for are kept.
 """
 
 import gzip
@@ -34,7 +34,7 @@ File = BufferedReader | gzip.GzipFile
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors of a list of words: row i is that of word i, and zero where the file has none."""
+    """The vectors of a list of words: row i is the vector of word i, or zeros if the file has none."""
 
     table: np.ndarray
     """[words, size], float32."""
@@ -43,18 +43,18 @@ class WordVectors:
 
     @property
     def missing(self) -> int:
-        """How many words the file does not have."""
+        """How many of the words have no vector in the file."""
         return int(np.sum(~self.found))
 
 
 def load_word_vectors(path: Path, words: Sequence[str]) -> WordVectors:
     r"""The vectors that a file has for `words`.
 
-    Text has a line for each word: the word, in which there may be spaces, and its vector. A line "COUNT SIZE" may come
-    first. A binary file has that line, and then for each word its bytes, a space, its vector in float32, and perhaps a
-    "\n". Which of them a file is shows in what comes behind its first line. Both may be compressed with gzip. Where a
-    word has two vectors, the first counts. The empty word has none. Nothing is allocated for a vector that the file
-    has not shown yet, whatever its first line says.
+    A text file has a line for each word: the word, which may contain spaces, and its vector. A line "COUNT SIZE" may
+    come first. A binary file has that line, and then for each word its bytes, a space, its vector in float32, and
+    perhaps a "\n". Which of the two a file is, is found by what follows its first line. Both may be compressed with
+    gzip. If a word has two vectors, the first is taken. The empty word has none. Memory is allocated for vectors that
+    were read, not for those that the first line promises.
     """
     rows: dict[str, list[int]] = {}
     for row, word in enumerate(words):
@@ -69,20 +69,20 @@ def load_word_vectors(path: Path, words: Sequence[str]) -> WordVectors:
                     raise UserError(f"{path}: the vector of {shown(word)} is not finite; fix or delete it")
                 if not table.size:
                     table = np.zeros((len(words), layout.size), np.float32)
-                same = rows.pop(word)  # and so is not asked for again
+                same = rows.pop(word)  # so that a second vector of the word is not wanted
                 table[same], found[same] = vector, True
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read: {reason}; give a whole file of word vectors") from error
+        raise UserError(f"{path} cannot be read: {reason}; give a complete file of word vectors") from error
     return WordVectors(table if table.size else np.zeros((len(words), layout.size), np.float32), found)
 
 
 def spellings(tokens: Sequence[str]) -> list[str]:
     """The words that the tokens of a vocabulary stand for, and "" for a token that only continues a word.
 
-    Tokenizers mark what begins a word (SentencePiece "▁the", byte-level "Ġthe", ours " the") or what continues one
-    (WordPiece "##ing"). The mark that most tokens have is taken for that of the tokenizer, since each of them may occur
-    in a text as well. Where none has any, all are words. The beginning of a longer word cannot be told from a word.
+    Tokenizers mark tokens that begin a word (SentencePiece "▁the", byte-level "Ġthe", ours " the") or that continue one
+    (WordPiece "##ing"). The mark that most tokens have is taken to be the tokenizer's, since each mark may also occur
+    in a text. Without any mark, all tokens are words. The beginning of a longer word cannot be told from a word.
     """
     marks = (*WORD_BEGINS, WORD_GOES_ON)
     counts = {mark: sum(token.startswith(mark) for token in tokens) for mark in marks}
@@ -100,11 +100,11 @@ def spellings(tokens: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a file is like, from its first word on."""
+    """The format of a file, after its first line if that has the sizes."""
 
     is_text: bool
     size: int
-    count: int | None = None  # which only text can do without
+    count: int | None = None  # only text files may leave it out
 
 
 def _opened(path: Path) -> File:
@@ -138,7 +138,7 @@ def _layout(path: Path, file: File) -> _Layout:
 
 
 def _checked(path: Path, count: bytes, size: bytes) -> tuple[int, int]:
-    """The numbers in the first line of a file, where there can be such a file."""
+    """The numbers in the first line of a file; raises if no file can have them."""
     if max(len(count), len(size)) <= MOST_DIGITS and int(count) and int(size) <= LARGEST_SIZE:
         return int(count), int(size)
     said = f"{shown(count.decode())} vectors of {shown(size.decode())} values"
@@ -146,7 +146,7 @@ def _checked(path: Path, count: bytes, size: bytes) -> tuple[int, int]:
 
 
 def _num_values(line: bytes) -> int:
-    """How many numbers there are on a line behind its first word."""
+    """How many numbers there are on a line after its first word."""
     return sum(map(_is_number, line.split()[1:]))
 
 
@@ -165,7 +165,7 @@ def _text(path: Path, file: File, layout: _Layout, wanted: Container[str]) -> It
     for number, line in enumerate(lines, start=1 if count is None else 2):
         if len(line) == LONGEST_LINE:
             raise UserError(f"{path}, line {number}: it has more than {LONGEST_LINE} bytes; fix the line")
-        line = line.rstrip(b" \r\n")  # word2vec writes a space behind every value
+        line = line.rstrip(b" \r\n")  # word2vec writes a space after every value
         if not line:
             continue
         num_vectors += 1
@@ -195,10 +195,12 @@ def _binary(path: Path, file: File, layout: _Layout, wanted: Container[str]) -> 
         space = content.find(b" ", position)
         end = space + 1 + num_bytes
         if space < 0 or end > len(content):
-            raise UserError(f"{path} is cut short or damaged: it has {number} whole vectors of {count}; get it again")
+            raise UserError(
+                f"{path} is cut short or damaged: it has {number} complete vectors of {count}; get it again"
+            )
         word = content[position:space].lstrip(b"\n").decode(errors="surrogateescape")
         if word in wanted:
             yield word, np.frombuffer(content, FLOAT, layout.size, space + 1)
         position = end
     if (content[position:] + file.read(1)).strip(b"\n"):
-        raise UserError(f"{path} goes on behind the {count} vectors that its first line says; get it again")
+        raise UserError(f"{path} continues after the {count} vectors that its first line says; get it again")

@@ -73,7 +73,7 @@ def _names(config: XLNetConfig) -> Names:
     weights |= norm(f"{ours}.feed_forward_residual.norm", f"{layer}.ff.layer_norm")
     if not config.lm_head:
         return Names(weights)
-    weights["output_bias"] = Weight("lm_loss.bias")
+    weights["lm_head.bias"] = Weight("lm_loss.bias")
     return Names(weights, {"lm_loss.weight": "transformer.word_embedding.weight"})
 
 

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from transformer_jax.errors import UserError
 from transformer_jax.functional import Mask, RotaryScaling, dot_product_attention, rotary
 from transformer_jax.layers.linear import Linear
-from transformer_jax.layers.parameter import Scheme, glorot_uniform, scaled
+from transformer_jax.layers.parameter import LinearInitializer, glorot_uniform, scaled
 
 
 @jax.tree_util.register_dataclass
@@ -29,8 +28,8 @@ class KeyValue:
         capacity, count = self.key.shape[1], new.key.shape[1]
         known = None if isinstance(start, jax.core.Tracer) else int(start)
         if (known or 0) + count > capacity:
-            place = "" if known is None else f" from position {known}"
-            raise UserError(f"the cache holds {capacity} positions; {count} more{place} do not fit")
+            origin = "" if known is None else f" from position {known}"
+            raise ValueError(f"the cache holds {capacity} positions; {count} more{origin} do not fit")
 
         def written(old: Array, add: Array) -> Array:
             # The slice would be moved back to where it fits, over what is there.
@@ -42,7 +41,7 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Positions as turns of queries and keys; see `functional.rotary`."""
+    """Rotary positions: queries and keys are rotated by their positions; see `functional.rotary`."""
 
     base: float = 10_000.0
     scaling: RotaryScaling | None = None
@@ -57,16 +56,16 @@ class MultiHeadAttention(nnx.Module):
     Args:
         d_model: size of what comes in and goes out.
         num_heads: number of queries at each position.
-        dropout_rate: chance that a weight is dropped.
+        dropout_rate: probability that an attention weight is dropped.
         num_key_heads: number of keys and values at each position, each shared by several queries; `num_heads` if None.
         head_size: size of a query; d_model / num_heads if None.
         bias: whether the projections have one.
         scale: multiplies the scores; 1 / sqrt(head_size) if None. What they are not divided by, the initial queries
             are (T5).
-        rotary: turns queries and keys by their positions.
-        scheme: how the projections are drawn,
-        output_scheme: and the one back to d_model, if otherwise.
-        rngs: where they are drawn from.
+        rotary: rotates queries and keys by their positions.
+        initializer: of the projections.
+        output_initializer: of the projection back to d_model, if it has another.
+        rngs: the source of the keys that the weights are initialized with.
     """
 
     def __init__(
@@ -80,27 +79,27 @@ class MultiHeadAttention(nnx.Module):
         bias: bool = True,
         scale: float | None = None,
         rotary: Rotary | None = None,
-        scheme: Scheme = glorot_uniform,
-        output_scheme: Scheme | None = None,
+        initializer: LinearInitializer = glorot_uniform,
+        output_initializer: LinearInitializer | None = None,
         rngs: nnx.Rngs,
     ):
         if head_size is None and d_model % num_heads:
-            raise UserError(f"d_model={d_model} does not divide into num_heads={num_heads} heads of equal size")
+            raise ValueError(f"d_model={d_model} does not divide into num_heads={num_heads} heads of equal size")
         head_size = head_size or d_model // num_heads
         embed, heads = {"embed": d_model}, {"heads": num_heads, "head": head_size}
         key_heads = {"heads": num_key_heads or num_heads, "head": head_size}
-        query_scheme = scheme if scale is None else scaled(scheme, head_size**-0.5 / scale)
-        self.query = Linear(embed, heads, bias=bias, scheme=query_scheme, rngs=rngs)
-        self.key = Linear(embed, key_heads, bias=bias, scheme=scheme, rngs=rngs)
-        self.value = Linear(embed, key_heads, bias=bias, scheme=scheme, rngs=rngs)
-        self.output = Linear(heads, embed, bias=bias, scheme=output_scheme or scheme, rngs=rngs)
+        query_initializer = initializer if scale is None else scaled(initializer, head_size**-0.5 / scale)
+        self.query = Linear(embed, heads, bias=bias, initializer=query_initializer, rngs=rngs)
+        self.key = Linear(embed, key_heads, bias=bias, initializer=initializer, rngs=rngs)
+        self.value = Linear(embed, key_heads, bias=bias, initializer=initializer, rngs=rngs)
+        self.output = Linear(heads, embed, bias=bias, initializer=output_initializer or initializer, rngs=rngs)
         self.scale = scale
         self.rotary = rotary
         self.dropout_rate = dropout_rate
 
     def project(self, memory: Float[Array, "B S D"], positions: Int[Array, "#B S"] | None = None) -> KeyValue:
         """The keys and values of what is attended to."""
-        return KeyValue(self._turn(self.key(memory), positions), self.value(memory))
+        return KeyValue(self._rotate(self.key(memory), positions), self.value(memory))
 
     def __call__(
         self,
@@ -123,7 +122,7 @@ class MultiHeadAttention(nnx.Module):
         if memory.key.shape[0] != x.shape[0]:
             raise ValueError(f"memory has batch {memory.key.shape[0]} but the target has batch {x.shape[0]}")
         context, weights = dot_product_attention(
-            self._turn(self.query(x), positions),
+            self._rotate(self.query(x), positions),
             memory.key,
             memory.value,
             mask=mask,
@@ -135,7 +134,7 @@ class MultiHeadAttention(nnx.Module):
         )
         return self.output(context), weights
 
-    def _turn(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"] | None) -> Float[Array, "B T N H"]:
+    def _rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"] | None) -> Float[Array, "B T N H"]:
         if self.rotary is None:
             return x
         return self.rotary(x, jnp.arange(x.shape[1])[None] if positions is None else positions)

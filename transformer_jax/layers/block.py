@@ -15,18 +15,19 @@ from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.norm import Norm
 
 NormPlacement = Literal["post", "pre"]
+"""After each residual sum, as in the paper, or before each sub-layer."""
 
 
-class Seen(NamedTuple):
-    """What can be seen of a block at work: attention to itself and to the encoder's output, the use of its experts."""
+class AuxiliaryOutputs(NamedTuple):
+    """What a block computes besides its output: both attention maps, and how evenly its experts are used."""
 
-    own: Float[Array, "B N T T"] | None
-    memory: Float[Array, "B N T S"] | None
+    self_attention: Float[Array, "B N T T"] | None
+    cross_attention: Float[Array, "B N T S"] | None
     balance: Balance | None
 
-    def unwatched(self) -> "Seen":
-        """Without the weights, which then are never kept."""
-        return self._replace(own=None, memory=None)
+    def without_attention(self) -> "AuxiliaryOutputs":
+        """Without the attention maps, which the compiler then never stores."""
+        return self._replace(self_attention=None, cross_attention=None)
 
 
 class Residual(nnx.Module):
@@ -85,19 +86,19 @@ class Block(nnx.Module):
         cache: KeyValue | None = None,
         start: Int[Array, ""] | int = 0,
         dropout_key: Key[Array, "#B"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], KeyValue | None, Seen]:
-        """x after this layer, its cache, and what can be seen of its work.
+    ) -> tuple[Float[Array, "B T D"], KeyValue | None, AuxiliaryOutputs]:
+        """x after this layer, its cache, and its auxiliary outputs.
 
         Args:
-            x: what the layer before made.
+            x: the output of the layer before.
             memory: the encoder's output, for cross-attention; or the keys and values made of it.
             mask: what may attend to what within x.
             bias: added to the scores of self-attention.
             memory_mask: what of the memory may be attended to.
             positions: of x, where attention itself encodes them.
             valid: which of x is not padding; experts pass over the rest.
-            cache: the keys and values of all positions before x; those of x are added,
-            start: from this position on.
+            cache: the keys and values of all positions before x; those of x are added to it.
+            start: the position in the cache of the first of x.
             dropout_key: one key per row, or None for no dropout.
         """
         keys = split(dropout_key, 6)
@@ -106,13 +107,13 @@ class Block(nnx.Module):
         known = self.self_attention.project(y, positions)
         if cache is not None:
             known = cache = cache.write(known, start)
-        y, own_weights = self.self_attention(y, known, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
+        y, self_weights = self.self_attention(y, known, mask=mask, bias=bias, positions=positions, dropout_key=keys[0])
         x = self.self_attention_residual.leave(x, y, keys[1])
 
-        memory_weights = None
+        cross_weights = None
         if self.cross_attention is not None:
             y = self.cross_attention_residual.enter(x)
-            y, memory_weights = self.cross_attention(y, memory, mask=memory_mask, dropout_key=keys[2])
+            y, cross_weights = self.cross_attention(y, memory, mask=memory_mask, dropout_key=keys[2])
             x = self.cross_attention_residual.leave(x, y, keys[3])
 
         y, balance = self.feed_forward_residual.enter(x), None
@@ -121,4 +122,4 @@ class Block(nnx.Module):
         else:
             y = self.feed_forward(y, dropout_key=keys[4])
         x = self.feed_forward_residual.leave(x, y, keys[5])
-        return x, cache, Seen(own_weights, memory_weights, balance)
+        return x, cache, AuxiliaryOutputs(self_weights, cross_weights, balance)

@@ -1,4 +1,4 @@
-"""A mixture of experts with its parameters: a feed-forward network of which each token uses a few of many parts."""
+"""A mixture of experts with its parameters: feed-forward networks, of which each token uses a few."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.functional.experts import Balance, mixture_of_experts
 from transformer_jax.functional.feed_forward import Activation
 from transformer_jax.layers.feed_forward import FeedForward
-from transformer_jax.layers.parameter import Initializer, Scheme, glorot_uniform, parameter, zeros
+from transformer_jax.layers.parameter import Initializer, LinearInitializer, glorot_uniform, parameter, zeros
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,17 @@ class ExpertsConfig:
     """How many experts there are, how many each token uses, and what keeps them evenly used."""
 
     num_experts: int
+    """Number of experts."""
     num_chosen: int = 2
-    """Experts that each token uses."""
+    """Number of experts that each token uses."""
     capacity_factor: float | None = None
-    """Tokens that an expert of an encoder takes, as a multiple of an even share; None takes all, and computes every
-    token by every expert. With a limit, whether a token finds room depends on those after it, so that a decoder has
-    none."""
+    """Most tokens that an expert of an encoder takes, as a multiple of an even share; None takes all, and computes
+    every token by every expert. With a limit, whether a token finds room depends on those after it, so that a decoder
+    has none."""
     balance_weight: float = 0.01
-    """Weight in the loss of how unevenly the experts are used (Fedus et al. 2021)."""
+    """Weight of the load balancing loss, which is large where experts are used unevenly (Fedus et al. 2021)."""
     logit_weight: float = 0.001
-    """Weight in the loss of how large the router's logits are (Zoph et al. 2022)."""
+    """Weight of the z-loss, which is large where the logits of the router are (Zoph et al. 2022)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_chosen <= self.num_experts:
@@ -55,13 +56,13 @@ class Experts(nnx.Module):
         *,
         gated: bool = False,
         bias: bool = True,
-        scheme: Scheme = glorot_uniform,
-        output_scheme: Scheme | None = None,
+        initializer: LinearInitializer = glorot_uniform,
+        output_initializer: LinearInitializer | None = None,
         rngs: nnx.Rngs,
     ):
         experts, embed, ff = {"experts": config.num_experts}, {"embed": d_model}, {"ff": d_ff}
-        inward, outward = _each(scheme(1)), _each((output_scheme or scheme)(1))
-        self.router = parameter(rngs, embed | experts, scheme(1), decay=True)
+        inward, outward = _each(initializer(1)), _each((output_initializer or initializer)(1))
+        self.router = parameter(rngs, embed | experts, initializer(1), decay=True)
         self.weight_in = parameter(rngs, experts | embed | ff, inward, decay=True)
         self.gate = parameter(rngs, experts | embed | ff, inward, decay=True) if gated else None
         self.weight_out = parameter(rngs, experts | ff | embed, outward, decay=True)
@@ -105,8 +106,8 @@ def feed_forward_or_experts(
     *,
     gated: bool = False,
     bias: bool = True,
-    scheme: Scheme = glorot_uniform,
-    output_scheme: Scheme | None = None,
+    initializer: LinearInitializer = glorot_uniform,
+    output_initializer: LinearInitializer | None = None,
     rngs: nnx.Rngs,
 ) -> FeedForward | Experts:
     """What follows the attention of a block: one network, or several where `experts` says how many."""
@@ -115,22 +116,22 @@ def feed_forward_or_experts(
             *(d_model, d_ff, activation, dropout_rate),
             gated=gated,
             bias=bias,
-            scheme=scheme,
-            output_scheme=output_scheme,
+            initializer=initializer,
+            output_initializer=output_initializer,
             rngs=rngs,
         )
     return Experts(
         *(d_model, d_ff, experts, activation, dropout_rate),
         gated=gated,
         bias=bias,
-        scheme=scheme,
-        output_scheme=output_scheme,
+        initializer=initializer,
+        output_initializer=output_initializer,
         rngs=rngs,
     )
 
 
 def _each(initializer: Initializer) -> Initializer:
-    """Each expert drawn by itself, so that fans are those of one."""
+    """Each expert initialized by itself, so that fans are those of one."""
 
     def initialize(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, shape[0]))

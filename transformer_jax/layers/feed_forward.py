@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Key
 from transformer_jax.functional import feed_forward
 from transformer_jax.functional.feed_forward import Activation
 from transformer_jax.layers.linear import Linear
-from transformer_jax.layers.parameter import Scheme, glorot_uniform
+from transformer_jax.layers.parameter import LinearInitializer, glorot_uniform
 
 
 class FeedForward(nnx.Module):
@@ -24,14 +24,14 @@ class FeedForward(nnx.Module):
         *,
         gated: bool = False,
         bias: bool = True,
-        scheme: Scheme = glorot_uniform,
-        output_scheme: Scheme | None = None,
+        initializer: LinearInitializer = glorot_uniform,
+        output_initializer: LinearInitializer | None = None,
         rngs: nnx.Rngs,
     ):
         embed, ff = {"embed": d_model}, {"ff": d_ff}
-        self.input = Linear(embed, ff, bias=bias, scheme=scheme, rngs=rngs)
-        self.gate = Linear(embed, ff, bias=bias, scheme=scheme, rngs=rngs) if gated else None
-        self.output = Linear(ff, embed, bias=bias, scheme=output_scheme or scheme, rngs=rngs)
+        self.input = Linear(embed, ff, bias=bias, initializer=initializer, rngs=rngs)
+        self.gate = Linear(embed, ff, bias=bias, initializer=initializer, rngs=rngs) if gated else None
+        self.output = Linear(ff, embed, bias=bias, initializer=output_initializer or initializer, rngs=rngs)
         self.activation = activation
         self.dropout_rate = dropout_rate
 

@@ -1,7 +1,8 @@
-"""One declaration per weight: its axes by name and size, how it is drawn, whether weight decay applies."""
+"""One declaration per weight: its axes by name and size, how it is initialized, whether weight decay applies."""
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,8 @@ Axes = dict[str, int]
 
 Initializer = Callable[[Array, tuple[int, ...], jnp.dtype], Array]
 
-Scheme = Callable[[int], Initializer]
-"""How the weights of linear maps are drawn, given how many of their leading axes are inputs."""
+LinearInitializer = Callable[[int], Initializer]
+"""The initializer of a linear map, given how many of the leading axes of its weight are inputs: fan in is theirs."""
 
 ones = jax.nn.initializers.ones
 zeros = jax.nn.initializers.zeros
@@ -45,16 +46,22 @@ def fan_in_normal(num_inputs: int) -> Initializer:
     return lambda key, shape, dtype: normal(math.prod(shape[:num_inputs]) ** -0.5)(key, shape, dtype)
 
 
-def same_normal(deviation: float) -> Scheme:
+def same_normal(standard_deviation: float) -> LinearInitializer:
     """Normal with the same standard deviation for every weight."""
-    return lambda num_inputs: normal(deviation)
+    return lambda num_inputs: normal(standard_deviation)
 
 
-def scaled(scheme: Scheme, factor: float) -> Scheme:
-    """A scheme whose weights are all `factor` times as large."""
-    return lambda num_inputs: lambda key, shape, dtype: factor * scheme(num_inputs)(key, shape, dtype)
+def scaled(initializer: LinearInitializer, factor: float) -> LinearInitializer:
+    """An initializer whose weights are all `factor` times as large."""
+    return lambda num_inputs: lambda key, shape, dtype: factor * initializer(num_inputs)(key, shape, dtype)
 
 
 def is_parameter(leaf: object) -> bool:
     """Whether a node of a model is a declared weight: the `is_leaf` for maps over declarations."""
     return isinstance(leaf, nnx.Param)
+
+
+def named_parameters(model: Any) -> dict[str, Any]:
+    """Each declared weight of a model by its path: `encoder.blocks.self_attention.query.weight`."""
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_parameter)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -30,11 +30,11 @@ class Stack(nnx.Module, Generic[BlockType]):
     """`num_layers` blocks one after the other. `blocks` is one block whose weights have a leading layer axis.
 
     Args:
-        make_block: draws one block.
-        num_layers: how many.
+        make_block: makes one block.
+        num_layers: number of blocks.
         rematerialize: what of a layer the backward pass computes again instead of keeping it.
-        unroll: layers that are compiled as one piece.
-        rngs: where the blocks are drawn from.
+        unroll: number of layers that are compiled as one piece.
+        rngs: the source of the keys that the blocks are initialized with.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class Stack(nnx.Module, Generic[BlockType]):
         per_layer: Any = None,
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> tuple[Hidden, Any]:
-        """x after all layers, and what each layer gave besides, with a leading layer axis.
+        """x after all layers, and the auxiliary outputs of each layer, with a leading layer axis.
 
         Args:
-            layer: (block, x, this layer's part of `per_layer`, its dropout key) to (x, what it gives besides).
-            x: what goes through the layers.
+            layer: (block, x, this layer's slice of `per_layer`, its dropout key) to (x, auxiliary outputs).
+            x: the input of the first layer.
             per_layer: arrays with a leading layer axis, such as a cache.
             dropout_key: one key per row, or None for no dropout.
         """
 
-        def step(x, block_part_key):
-            x, out = layer(block_part_key[0], x, *block_part_key[1:])
+        def step(x, block_slice_key):
+            x, out = layer(block_slice_key[0], x, *block_slice_key[1:])
             return _constrain(x), out
 
         if self.rematerialize != "none":

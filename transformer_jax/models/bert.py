@@ -1,7 +1,7 @@
 """The encoder of BERT (Devlin et al. 2019) and, by its config, of RoBERTa (Liu et al. 2019) and DistilBERT."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,96 +11,112 @@ from transformer_jax.errors import UserError
 from transformer_jax.functional import dropout, padding, segment_positions
 from transformer_jax.functional import segments as same_segment
 from transformer_jax.functional.dropout import split
-from transformer_jax.functional.feed_forward import Activation, activation_function
+from transformer_jax.functional.feed_forward import Activation
 from transformer_jax.layers import (
+    AuxiliaryOutputs,
     Block,
+    ClassificationHead,
     Embedding,
     FeedForward,
+    LanguageModelHead,
     LayerNorm,
-    Linear,
     MultiHeadAttention,
+    PairHead,
+    Pooler,
     Rematerialize,
-    Seen,
+    SpanHead,
     Stack,
+    TaggingHead,
     normal,
-    parameter,
-    places,
+    position_indices,
     same_normal,
-    zeros,
 )
-from transformer_jax.models.checks import check_heads, check_rates, check_sizes, check_tokens
+from transformer_jax.models.checks import check_head, check_heads, check_labels, check_rates, check_sizes, check_tokens
+from transformer_jax.models.config import ModelConfig
+from transformer_jax.models.initialization import STANDARD_DEVIATION
 from transformer_jax.models.precision import Precision, compute_dtype
-from transformer_jax.parallel.axes import constrain
 
-Head = Literal["pooler", "masked_lm", "next_sentence", "classifier", "tagger", "span"]
-
-DEVIATION = 0.02
+BertHead = Literal["pooler", "masked_lm", "next_sentence", "classifier", "tagger", "span"]
 
 
 @dataclass(frozen=True)
-class BertConfig:
-    """The shape of an encoder that reads both ways. `base` and `large` are BERT, with the heads it is trained with."""
+class BertConfig(ModelConfig):
+    """Config of a bidirectional encoder. `base` and `large` are BERT, with the heads that it is pretrained with."""
+
+    adjustable: ClassVar[tuple[str, ...]] = (
+        "dropout_rate",
+        "attention_dropout_rate",
+        "head_dropout_rate",
+        "dtype",
+        "rematerialize",
+        "unroll",
+    )
 
     vocab_size: int | None
-    """Number of ids; None takes the tokenizer's."""
+    """Number of ids in the vocabulary; None takes that of the tokenizer."""
     d_model: int
     """Size of the vectors between layers."""
     num_heads: int
-    """Attention heads; divides d_model."""
+    """Number of attention heads; must divide d_model."""
     d_ff: int
-    """Size inside the feed-forward network."""
+    """Size of the hidden layer of the feed-forward network."""
     num_layers: int
+    """Number of layers."""
     max_length: int
-    """Longest text: the positions that are learned."""
+    """Longest text in tokens: the number of learned positions."""
     num_types: int
-    """Kinds of tokens that are told apart by an embedding: 2 for first and second text (BERT), 1 (RoBERTa), or none
-    (DistilBERT)."""
+    """Number of token types that an embedding tells apart: 2 for the first and the second text (BERT), 1 (RoBERTa), or
+    0 (DistilBERT)."""
     position_start: int
-    """The position of the first token: 0 in BERT. In RoBERTa the one after pad_id; there padding has pad_id, and only
-    tokens are counted."""
+    """Position of the first token: 0 in BERT. In RoBERTa it is the one after pad_id; there padding has the position
+    pad_id, and only tokens are counted."""
     dropout_rate: float
-    """On each sub-layer's output and on the embedded input."""
+    """Probability of dropout on each sub-layer's output and on the embedded input."""
     attention_dropout_rate: float
-    """On the attention weights."""
+    """Probability of dropout on the attention weights."""
     activation: Activation
-    """`gelu`, the exact one, in all three."""
+    """Activation of the feed-forward network; gelu, the exact one, in BERT, RoBERTa and DistilBERT."""
     norm_epsilon: float
-    heads: tuple[Head, ...]
-    """What is on top. `pooler`: a vector of the whole text; `masked_lm`: which token was masked; `next_sentence`, on
-    the pooler: whether the second text follows the first; `classifier`, on the pooler: one of num_labels for the text;
-    `tagger`: one for each token; `span`: which token an answer begins and which it ends with."""
+    """Small number added to the variance in each norm, against division by zero."""
+    heads: tuple[BertHead, ...]
+    """Heads on top of the encoder, which a task sets for what it trains. pooler: a vector for the whole text;
+    masked_lm: which token was masked; next_sentence, on the pooler: whether the second text follows the first;
+    classifier, on the pooler: one of num_labels for the text; tagger: one of num_labels for each token; span: the first
+    and the last token of an answer."""
     pad_id: int | None
-    """The id that is not attended to; None takes the tokenizer's."""
+    """Id of padding, which is not attended to; None takes that of the tokenizer."""
     num_labels: int | None = None
-    """Labels of the classifier and the tagger,"""
+    """Number of labels of the classifier and the tagger; a task takes it from its training set."""
     label_names: tuple[str, ...] = ()
-    """and what they are called, if they have names."""
+    """Names of the labels, in their order; a task takes them from its training set."""
     head_dropout_rate: float | None = None
-    """On what the classifier, the tagger or the span head reads; None is dropout_rate for the first two, and none for
-    the last."""
+    """Probability of dropout on the input of the classifier, the tagger and the span head; None is dropout_rate for the
+    first two, and 0 for the last."""
     pooler_activation: Literal["tanh", "relu"] = "tanh"
-    """tanh in BERT and RoBERTa, relu in DistilBERT."""
+    """Activation of the pooler: tanh in BERT and RoBERTa, relu in DistilBERT."""
     dtype: Precision = "auto"
-    """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
+    """Precision of the computation: bfloat16, float32, or auto, which is bfloat16 on TPU and GPU and float32 on CPU.
+    The parameters are float32 in any case."""
     rematerialize: Rematerialize = "none"
-    """What the backward pass computes again to save memory: nothing, a layer's activations (full), all but the results
-    of matrix products (dots), or all but those of products with weights (dots_without_batch)."""
+    """What the backward pass computes again to save memory: nothing (none), all activations of a layer (full), all but
+    the results of matrix products (dots), or all but the results of products with weights (dots_without_batch)."""
     unroll: int = 1
-    """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
+    """Number of layers that are compiled as one piece: more may make steps faster, and makes compilation slower."""
 
     def __post_init__(self):
         check_sizes(self, "d_model", "num_heads", "d_ff", "num_layers", "max_length", "num_labels")
         check_rates(self, "dropout_rate", "attention_dropout_rate", "head_dropout_rate")
         check_heads(self.d_model, self.num_heads)
         for head in self.heads:
-            if head not in get_args(Head):
-                raise UserError(f"heads has {head!r}; choose among {', '.join(get_args(Head))}")
+            if head not in get_args(BertHead):
+                raise UserError(f"heads has {head!r}; choose among {', '.join(get_args(BertHead))}")
             if head in ("next_sentence", "classifier") and "pooler" not in self.heads:
                 raise UserError(f"the head {head!r} reads the pooler; add 'pooler' to heads")
-            if head in ("classifier", "tagger") and self.num_labels is None:
-                raise UserError(f"the head {head!r} needs num_labels")
-        if self.label_names and len(self.label_names) != self.num_labels:
-            raise UserError(f"num_labels={self.num_labels}, but there are {len(self.label_names)} label_names")
+        check_labels(self)
+
+    def build(self, rngs: nnx.Rngs) -> "Bert":
+        """The model of this config."""
+        return Bert(self, rngs=rngs)
 
     @classmethod
     def base(cls, vocab_size: int | None = 30_522, *, pad_id: int | None = 0) -> "BertConfig":
@@ -133,36 +149,48 @@ class Bert(nnx.Module):
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         if config.vocab_size is None or config.pad_id is None:
-            raise UserError("vocab_size and pad_id are the tokenizer's to say; set both to make a model")
+            raise UserError("vocab_size and pad_id come from the tokenizer; set both to make a model")
         self.config = config
         self.pad_id: int = config.pad_id
 
         def embedding(num_ids: int, *, axis: str = "vocab", decay: bool = True) -> Embedding:
-            deviation = normal(DEVIATION)
-            return Embedding(num_ids, config.d_model, axis=axis, decay=decay, initializer=deviation, rngs=rngs)
-
-        def linear(num_outputs: int, *, axis: str = "labels") -> Linear:
-            return Linear({"embed": config.d_model}, {axis: num_outputs}, scheme=same_normal(DEVIATION), rngs=rngs)
+            initializer = normal(STANDARD_DEVIATION)
+            return Embedding(num_ids, config.d_model, axis=axis, decay=decay, initializer=initializer, rngs=rngs)
 
         self.embedding = embedding(config.vocab_size)
         self.position_embedding = embedding(config.max_length + config.position_start, axis="position", decay=False)
         self.type_embedding = embedding(config.num_types, axis="type", decay=False) if config.num_types else None
         self.embedding_norm = LayerNorm(config.d_model, config.norm_epsilon, rngs=rngs)
         self.encoder = _stack(config, rngs=rngs)
+        self._make_heads(config, config.vocab_size, rngs)
+
+    def _make_heads(self, config: BertConfig, vocab_size: int, rngs: nnx.Rngs) -> None:
+        d_model, num_labels, initializer = config.d_model, config.num_labels or 0, same_normal(STANDARD_DEVIATION)
+        rate = config.head_dropout_rate
+        label_dropout_rate = config.dropout_rate if rate is None else rate
         if "pooler" in config.heads:
-            self.pooler = linear(config.d_model, axis="pooled")
+            self.pooler = Pooler(d_model, config.pooler_activation, initializer=initializer, rngs=rngs)
         if "masked_lm" in config.heads:
-            self.transform = linear(config.d_model, axis="transformed")
-            self.transform_norm = LayerNorm(config.d_model, config.norm_epsilon, rngs=rngs)
-            self.output_bias = parameter(rngs, {"vocab": config.vocab_size}, zeros, decay=False)
+            self.lm_head = LanguageModelHead(
+                d_model,
+                vocab_size,
+                tied=True,
+                bias=True,
+                transform=config.activation,
+                norm_epsilon=config.norm_epsilon,
+                transform_initializer=initializer,
+                rngs=rngs,
+            )
         if "next_sentence" in config.heads:
-            self.next_sentence_output = linear(2)
+            self.next_sentence_head = PairHead(d_model, initializer=initializer, rngs=rngs)
         if "classifier" in config.heads:
-            self.classifier_output = linear(config.num_labels or 0)
+            self.classification_head = ClassificationHead(
+                d_model, num_labels, label_dropout_rate, initializer=initializer, rngs=rngs
+            )
         if "tagger" in config.heads:
-            self.tagger_output = linear(config.num_labels or 0)
+            self.tagging_head = TaggingHead(d_model, num_labels, label_dropout_rate, initializer=initializer, rngs=rngs)
         if "span" in config.heads:
-            self.span_output = linear(2)
+            self.span_head = SpanHead(d_model, rate or 0.0, initializer=initializer, rngs=rngs)
 
     def __call__(
         self,
@@ -189,56 +217,43 @@ class Bert(nnx.Module):
     def attention(
         self, ids: Int[Array, "B T"], types: Int[Array, "B T"] | None = None, *, valid: Array | None = None
     ) -> Float[Array, "L B N T T"]:
-        """What attends to what, in every layer and head of the same pass."""
-        return self._encode(ids, types, valid, watch=True)[1].own  # type: ignore[return-value]
+        """The attention maps of every layer and head, from the same pass."""
+        auxiliary = self._encode(ids, types, valid, return_attention=True)[1]
+        return auxiliary.self_attention  # type: ignore[return-value]
 
     def pool(self, x: Float[Array, "B T D"]) -> Float[Array, "B D"]:
         """A vector for the whole text, from that of its first token."""
-        self._check_head("pooler")
-        activation = jnp.tanh if self.config.pooler_activation == "tanh" else activation_function("relu")
-        return activation(self.pooler(x[:, 0]))
+        check_head(self.config, "pooler")
+        return self.pooler(x)
 
     def masked_lm(self, x: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
-        """The logits of the token that was masked, at each of the places that x is of."""
-        self._check_head("masked_lm")
-        hidden = self.transform_norm(activation_function(self.config.activation)(self.transform(x)))
-        logits = self.embedding.logits(hidden) + self.output_bias[None, None]
-        return constrain(logits, "batch", "length", "vocab")
+        """The logits of the token that was masked, at each of the positions that x is of."""
+        check_head(self.config, "masked_lm")
+        return self.lm_head(x, self.embedding)
 
     def next_sentence(self, x: Float[Array, "B T D"]) -> Float[Array, "B 2"]:
         """The logits of whether the second text follows the first: 0 is that it does, 1 that it does not."""
-        self._check_head("next_sentence")
-        return self.next_sentence_output(self.pool(x)).astype(jnp.float32)
+        check_head(self.config, "next_sentence")
+        return self.next_sentence_head(self.pool(x))
 
     def classify(
         self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, "#B"] | None = None
     ) -> Float[Array, "B labels"]:
         """The logits of the label of the whole text."""
-        self._check_head("classifier")
-        pooled = dropout(self.pool(x), self._head_dropout_rate, dropout_key)
-        return self.classifier_output(pooled).astype(jnp.float32)
+        check_head(self.config, "classifier")
+        return self.classification_head(self.pool(x), dropout_key=dropout_key)
 
     def tag(
         self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, "#B"] | None = None
     ) -> Float[Array, "B T labels"]:
         """The logits of the label of each token."""
-        self._check_head("tagger")
-        return self.tagger_output(dropout(x, self._head_dropout_rate, dropout_key)).astype(jnp.float32)
+        check_head(self.config, "tagger")
+        return self.tagging_head(x, dropout_key=dropout_key)
 
     def span(self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, "#B"] | None = None) -> Float[Array, "B T 2"]:
         """The logits of each token to be the first and the last of an answer."""
-        self._check_head("span")
-        return self.span_output(dropout(x, self.config.head_dropout_rate or 0.0, dropout_key)).astype(jnp.float32)
-
-    @property
-    def _head_dropout_rate(self) -> float:
-        said = self.config.head_dropout_rate
-        return self.config.dropout_rate if said is None else said
-
-    def _check_head(self, head: Head) -> None:
-        if head not in self.config.heads:
-            there = ", ".join(self.config.heads) or "none"
-            raise UserError(f"the model has no head {head!r} (its heads: {there}); make or load one with it in heads")
+        check_head(self.config, "span")
+        return self.span_head(x, dropout_key=dropout_key)
 
     def _encode(
         self,
@@ -248,8 +263,8 @@ class Bert(nnx.Module):
         segments: Array | None = None,
         positions: Array | None = None,
         key: Array | None = None,
-        watch: bool = False,
-    ) -> tuple[Array, Seen]:
+        return_attention: bool = False,
+    ) -> tuple[Array, AuxiliaryOutputs]:
         check_tokens(ids=ids, types=types, segments=segments, positions=positions)
         embedding_key, key = split(key, 2)
         valid = jnp.not_equal(ids, self.pad_id) if valid is None else valid
@@ -258,8 +273,8 @@ class Bert(nnx.Module):
             mask &= same_segment(segments)
 
         def layer(block, x, _, key):
-            x, _, seen = block(x, mask=mask, dropout_key=key)
-            return x, seen if watch else seen.unwatched()
+            x, _, auxiliary = block(x, mask=mask, dropout_key=key)
+            return x, auxiliary if return_attention else auxiliary.without_attention()
 
         positions = self._positions(ids, segments) if positions is None else positions
         return self.encoder(layer, self._embed(ids, types, positions, embedding_key), dropout_key=key)
@@ -269,7 +284,7 @@ class Bert(nnx.Module):
         if segments is not None:
             return start + segment_positions(segments)
         if start == 0:
-            return places(ids.shape[1])[None]
+            return position_indices(ids.shape[1])[None]
         is_token = jnp.not_equal(ids, self.pad_id)
         return start - 1 + jnp.cumsum(is_token, axis=1) * is_token
 
@@ -282,12 +297,12 @@ class Bert(nnx.Module):
 
 
 def _stack(config: BertConfig, *, rngs: nnx.Rngs) -> Stack[Block]:
-    scheme, dropout_rate = same_normal(DEVIATION), config.attention_dropout_rate
+    initializer, dropout_rate = same_normal(STANDARD_DEVIATION), config.attention_dropout_rate
 
     def block(rngs: nnx.Rngs) -> Block:
         return Block(
-            MultiHeadAttention(config.d_model, config.num_heads, dropout_rate, scheme=scheme, rngs=rngs),
-            FeedForward(config.d_model, config.d_ff, config.activation, 0.0, scheme=scheme, rngs=rngs),
+            MultiHeadAttention(config.d_model, config.num_heads, dropout_rate, initializer=initializer, rngs=rngs),
+            FeedForward(config.d_model, config.d_ff, config.activation, 0.0, initializer=initializer, rngs=rngs),
             norm=lambda: LayerNorm(config.d_model, config.norm_epsilon, rngs=rngs),
             placement="post",
             dropout_rate=config.dropout_rate,

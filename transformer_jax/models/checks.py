@@ -1,4 +1,4 @@
-"""What a config must keep to, whatever the architecture."""
+"""Checks that all architectures share: of configs, which raise UserError, and of what a model is called with."""
 
 from typing import Any, get_args
 
@@ -29,17 +29,33 @@ def check_rates(config: Any, *names: str) -> None:
             raise UserError(f"{name} must be at least 0 and below 1; got {getattr(config, name)}")
 
 
-def check_head(config: Any) -> None:
+def check_labels(config: Any) -> None:
+    """Raise unless there are as many labels as heads with labels and the names of labels say."""
+    for head in {"classifier", "tagger"} & set(config.heads):
+        if config.num_labels is None:
+            raise UserError(f"the head {head!r} needs num_labels")
+    if config.label_names and len(config.label_names) != config.num_labels:
+        raise UserError(f"num_labels={config.num_labels}, but there are {len(config.label_names)} label_names")
+
+
+def check_output_layer(config: Any) -> None:
     """Raise unless the model of a config has an output layer."""
     if not config.lm_head:
-        raise UserError(
+        raise ValueError(
             "the model has no output layer (lm_head=False): it gives hidden states, and no logits; "
             "load or train one with lm_head=True"
         )
 
 
+def check_head(config: Any, head: str) -> None:
+    """Raise unless the model of a config has this head."""
+    if head not in config.heads:
+        there = ", ".join(config.heads) or "none"
+        raise ValueError(f"the model has no head {head!r} (its heads: {there}); make or load one with it in heads")
+
+
 def check_tokens(**arrays: Array | None) -> None:
-    """Raise unless each of these, by its name in the call, is None or whole numbers with the axes [batch, length]."""
+    """Raise unless each of these, by its name in the call, is None or integers with the axes [batch, length]."""
     for name, array in arrays.items():
         if array is None:
             continue
@@ -51,16 +67,16 @@ def check_tokens(**arrays: Array | None) -> None:
             raise ValueError(f"{name} needs the axes [batch, length]; got shape {array.shape}{hint}")
 
 
-def check_room(length: int, max_length: int, begins: Int[Array, "B"] | None = None) -> None:
+def check_room(length: int, max_length: int, row_starts: Int[Array, "B"] | None = None) -> None:
     """Raise if decoding `length` tokens needs more positions than are learned.
 
-    Where the rows begin is not known under a trace: there a position that is not learned gives NaN.
+    Row starts are not known under a trace: there a position that is not learned gives NaN.
     """
-    if isinstance(begins, jax.core.Tracer):
+    if isinstance(row_starts, jax.core.Tracer):
         return
-    longest = length - (0 if begins is None else int(np.min(begins)))
+    longest = length - (0 if row_starts is None else int(np.min(row_starts)))
     if longest > max_length:
-        raise UserError(f"there are learned positions for max_length={max_length} tokens; {longest} are asked for")
+        raise ValueError(f"there are learned positions for max_length={max_length} tokens; {longest} are asked for")
 
 
 def check_heads(d_model: int, num_heads: int) -> None:

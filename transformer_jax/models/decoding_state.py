@@ -1,4 +1,4 @@
-"""What a model remembers while it writes token after token."""
+"""The state of a model while it generates token after token: its key-value cache, and where it is."""
 
 from dataclasses import dataclass, replace
 
@@ -17,12 +17,13 @@ class DecodingState:
     cache: KeyValue
     """Of the tokens so far, with a leading layer axis."""
     position: Int[Array, ""]
+    """Number of tokens so far, left padding included."""
     memory: KeyValue | None = None
     """Of the encoder's output, with a leading layer axis, where there is an encoder. No step changes it."""
     source_valid: Bool[Array, "B S"] | None = None
     """Which of the encoder's outputs are not padding, where there is an encoder."""
-    begins: Int[Array, "B"] | None = None
-    """Where the text of each row begins, where not all begin at the first place: prompts padded on the left."""
+    row_starts: Int[Array, "B"] | None = None
+    """Index of the first token of each row that is not left padding; None for no left padding."""
 
     @classmethod
     def empty(
@@ -32,11 +33,11 @@ class DecodingState:
         *,
         memory: KeyValue | None = None,
         source_valid: Bool[Array, "B S"] | None = None,
-        begins: Int[Array, "B"] | None = None,
+        row_starts: Int[Array, "B"] | None = None,
     ) -> "DecodingState":
-        """Nothing written yet, and room for keys and values of this shape: [layers, rows, length, heads, head size]."""
+        """An empty cache, with room for keys and values of this shape: [layers, rows, length, heads, head size]."""
         zeros = jnp.zeros(shape, dtype)
-        return cls(KeyValue(zeros, zeros), jnp.int32(0), memory, source_valid, begins)
+        return cls(KeyValue(zeros, zeros), jnp.int32(0), memory, source_valid, row_starts)
 
     @property
     def capacity(self) -> int:
@@ -54,9 +55,9 @@ class DecodingState:
             cache=repeated(self.cache, 1),
             memory=repeated(self.memory, 1),
             source_valid=repeated(self.source_valid, 0),
-            begins=repeated(self.begins, 0),
+            row_starts=repeated(self.row_starts, 0),
         )
 
     def reorder(self, rows: Int[Array, "B"]) -> "DecodingState":
-        """Go on from other rows, each one of the same source: what comes from the encoder stays in place."""
+        """The state with other rows in place of its own, each of the same source: what comes from the encoder stays."""
         return replace(self, cache=jax.tree.map(lambda x: jnp.take(x, rows, axis=1), self.cache))

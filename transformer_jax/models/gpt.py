@@ -1,7 +1,7 @@
 """The decoder of GPT-2 (Radford et al. 2019) and, by its config, of Llama (Touvron et al. 2023)."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 import jax.numpy as jnp
 from flax import nnx
@@ -13,92 +13,134 @@ from transformer_jax.functional import segments as same_segment
 from transformer_jax.functional.dropout import split
 from transformer_jax.functional.feed_forward import Activation
 from transformer_jax.layers import (
+    AuxiliaryOutputs,
     Block,
+    ClassificationHead,
     Embedding,
     Experts,
     ExpertsConfig,
     FeedForward,
+    LanguageModelHead,
     LayerNorm,
     MultiHeadAttention,
     Norm,
     Rematerialize,
     RMSNorm,
     Rotary,
-    Seen,
     Stack,
+    TaggingHead,
     balance_loss,
     feed_forward_or_experts,
+    last_valid,
     normal,
-    places,
+    position_indices,
     same_normal,
 )
-from transformer_jax.models.checks import check_head, check_heads, check_rates, check_room, check_sizes, check_tokens
+from transformer_jax.models.checks import (
+    check_head,
+    check_heads,
+    check_labels,
+    check_output_layer,
+    check_rates,
+    check_room,
+    check_sizes,
+    check_tokens,
+)
+from transformer_jax.models.config import ModelConfig
 from transformer_jax.models.decoding_state import DecodingState
+from transformer_jax.models.initialization import STANDARD_DEVIATION
 from transformer_jax.models.precision import Precision, compute_dtype
-from transformer_jax.parallel.axes import constrain
 
-DEVIATION = 0.02
+GPTHead = Literal["classifier", "tagger"]
 
 
 @dataclass(frozen=True)
-class GPTConfig:
-    """The shape of a decoder that reads what it writes. `small` to `xl` are GPT-2; `llama` is the other kind."""
+class GPTConfig(ModelConfig):
+    """Config of a causal decoder. `small`, `medium`, `large` and `xl` are GPT-2; `llama` is Llama 7B."""
+
+    adjustable: ClassVar[tuple[str, ...]] = (
+        "dropout_rate",
+        "attention_dropout_rate",
+        "head_dropout_rate",
+        "dtype",
+        "rematerialize",
+        "unroll",
+    )
 
     vocab_size: int | None
-    """Number of ids; None takes the tokenizer's."""
+    """Number of ids in the vocabulary; None takes that of the tokenizer."""
     d_model: int
     """Size of the vectors between layers."""
     num_heads: int
-    """Attention heads."""
+    """Number of attention heads."""
     d_ff: int
-    """Size inside the feed-forward network."""
+    """Size of the hidden layer of the feed-forward network."""
     num_layers: int
+    """Number of layers."""
     max_length: int
-    """Longest text, for learned positions and for generation."""
+    """Longest text in tokens, for learned positions and for generation."""
     dropout_rate: float
-    """On each sub-layer's output and on the embedded input."""
+    """Probability of dropout on each sub-layer's output and on the embedded input."""
     attention_dropout_rate: float
-    """On the attention weights."""
+    """Probability of dropout on the attention weights."""
     activation: Activation
-    """`gelu` is the exact one, `gelu_tanh` its approximation (GPT-2)."""
+    """Activation of the feed-forward network; gelu is the exact one, gelu_tanh its approximation (GPT-2)."""
     gated: bool
-    """Multiply what is inside the feed-forward network by a gate: SwiGLU with silu (Llama)."""
+    """Whether the hidden layer of the feed-forward network is multiplied by a gate: SwiGLU, with silu (Llama)."""
     norm: Literal["layer", "rms"]
-    """Before each sub-layer, and after the last block."""
+    """Norm before each sub-layer and after the last layer: LayerNorm (layer, GPT-2) or RMSNorm (rms, Llama)."""
     norm_epsilon: float
+    """Small number added to the variance in each norm, against division by zero."""
     positions: Literal["learned", "rotary"]
+    """How positions are encoded: by a learned table (GPT-2), or by rotating queries and keys (Llama)."""
     tie_embeddings: bool
-    """One table for the input and the output layer."""
+    """Whether the embedding and the output layer share a table."""
     attention_bias: bool
-    """Whether the projections of attention have a bias,"""
+    """Whether the projections of attention have a bias."""
     feed_forward_bias: bool
-    """and those of the feed-forward network."""
+    """Whether the linear maps of the feed-forward network have a bias."""
     num_key_heads: int | None = None
-    """Heads of keys and values, each shared by as many queries; None has one for each query."""
+    """Number of heads of keys and values, each shared by several query heads; None has one for each query head."""
     head_size: int | None = None
-    """Size of a head; None divides d_model among them."""
+    """Size of an attention head; None is d_model / num_heads."""
     rotary_base: float = 10_000.0
+    """Base of the frequencies of rotary positions."""
     rotary_scaling: RotaryScaling | None = None
+    """How the frequencies of rotary positions are lowered for longer texts; None leaves them."""
     experts: ExpertsConfig | None = None
-    """Experts in place of each feed-forward network; their capacity_factor must be None."""
+    """Mixture of experts in place of each feed-forward network, with capacity_factor=None; None has one network."""
     lm_head: bool = True
-    """Whether there is an output layer. Without, the model has hidden states and nothing else."""
+    """Whether there is an output layer to the vocabulary; without one there are hidden states and no logits."""
     dtype: Precision = "auto"
-    """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
+    """Precision of the computation: bfloat16, float32, or auto, which is bfloat16 on TPU and GPU and float32 on CPU.
+    The parameters are float32 in any case."""
     rematerialize: Rematerialize = "none"
-    """What the backward pass computes again to save memory: nothing, a layer's activations (full), all but the results
-    of matrix products (dots), or all but those of products with weights (dots_without_batch)."""
+    """What the backward pass computes again to save memory: nothing (none), all activations of a layer (full), all but
+    the results of matrix products (dots), or all but the results of products with weights (dots_without_batch)."""
     unroll: int = 1
-    """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
+    """Number of layers that are compiled as one piece: more may make steps faster, and makes compilation slower."""
+    heads: tuple[GPTHead, ...] = ()
+    """Heads on top of the decoder besides the output layer. classifier: one of num_labels for the text, from its last
+    token; tagger: one of num_labels for each token."""
+    num_labels: int | None = None
+    """Number of labels of the classifier and the tagger; a task takes it from its training set."""
+    label_names: tuple[str, ...] = ()
+    """Names of the labels, in their order; a task takes them from its training set."""
+    head_dropout_rate: float = 0.0
+    """Probability of dropout on the input of the classifier and the tagger."""
 
     def __post_init__(self):
         names = ("d_model", "num_heads", "num_key_heads", "head_size", "d_ff", "num_layers", "max_length")
-        check_sizes(self, *names)
-        check_rates(self, "dropout_rate", "attention_dropout_rate")
+        check_sizes(self, *names, "num_labels")
+        check_rates(self, "dropout_rate", "attention_dropout_rate", "head_dropout_rate")
+        for head in self.heads:
+            if head not in get_args(GPTHead):
+                raise UserError(f"heads has {head!r}; choose among {', '.join(get_args(GPTHead))}")
+        check_labels(self)
         if self.head_size is None:
             check_heads(self.d_model, self.num_heads)
         if self.num_heads % (self.num_key_heads or 1):
-            raise UserError(f"num_heads={self.num_heads} is no multiple of num_key_heads={self.num_key_heads}")
+            raise UserError(f"num_heads={self.num_heads} is not a multiple of num_key_heads={self.num_key_heads}")
         if self.experts is not None and self.experts.capacity_factor is not None:
             raise UserError(
                 f"experts.capacity_factor={self.experts.capacity_factor} makes a token depend on those after it, and "
@@ -106,6 +148,10 @@ class GPTConfig:
             )
         if self.positions == "rotary" and self.size_of_head % 2:
             raise UserError(f"a head has {self.size_of_head} features; rotary positions need an even number")
+
+    def build(self, rngs: nnx.Rngs) -> "GPT":
+        """The model of this config."""
+        return GPT(self, rngs=rngs)
 
     @property
     def size_of_head(self) -> int:
@@ -177,22 +223,35 @@ class GPT(nnx.Module):
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs):
         if config.vocab_size is None:
-            raise UserError("vocab_size is the tokenizer's to say; set it to make a model")
+            raise UserError("vocab_size comes from the tokenizer; set it to make a model")
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.d_model, initializer=normal(DEVIATION), rngs=rngs)
+        self.embedding = Embedding(config.vocab_size, config.d_model, initializer=normal(STANDARD_DEVIATION), rngs=rngs)
         if config.positions == "learned":
             self.position_embedding = Embedding(
                 config.max_length,
                 config.d_model,
                 axis="position",
                 decay=False,
-                initializer=normal(DEVIATION),
+                initializer=normal(STANDARD_DEVIATION),
                 rngs=rngs,
             )
         self.decoder = _stack(config, rngs=rngs)
         self.norm = _norm(config, rngs)
-        if config.lm_head and not config.tie_embeddings:
-            self.output = Embedding(config.vocab_size, config.d_model, initializer=normal(DEVIATION), rngs=rngs)
+        if config.lm_head:
+            self.lm_head = LanguageModelHead(
+                config.d_model,
+                config.vocab_size,
+                tied=config.tie_embeddings,
+                initializer=normal(STANDARD_DEVIATION),
+                rngs=rngs,
+            )
+        shape, initializer = (config.d_model, config.num_labels or 0), same_normal(STANDARD_DEVIATION)
+        if "classifier" in config.heads:
+            self.classification_head = ClassificationHead(
+                *shape, config.head_dropout_rate, bias=False, initializer=initializer, rngs=rngs
+            )
+        if "tagger" in config.heads:
+            self.tagging_head = TaggingHead(*shape, config.head_dropout_rate, initializer=initializer, rngs=rngs)
 
     def __call__(
         self,
@@ -223,8 +282,8 @@ class GPT(nnx.Module):
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> tuple[Float[Array, "B T V"], Float[Array, ""]]:
         """The logits, and what unevenly used experts add to the sum of the losses."""
-        x, seen = self._run(ids, valid, segments, None, dropout_key)
-        return self.logits(x), balance_loss(seen.balance, self.config.experts)
+        x, auxiliary = self._run(ids, valid, segments, None, dropout_key)
+        return self.logits(x), balance_loss(auxiliary.balance, self.config.experts)
 
     def hidden(
         self,
@@ -233,13 +292,44 @@ class GPT(nnx.Module):
         valid: Bool[Array, "B T"] | None = None,
         segments: Int[Array, "B T"] | None = None,
         positions: Int[Array, "#B T"] | None = None,
+        dropout_key: Key[Array, "#B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """A vector for each token: what the logits are made of."""
-        return self._run(ids, valid, segments, positions)[0]
+        """A vector for each token: the input of the output layer and of the heads. The arguments are `__call__`'s."""
+        return self._run(ids, valid, segments, positions, dropout_key)[0]
 
     def attention(self, ids: Int[Array, "B T"], *, valid: Array | None = None) -> Float[Array, "L B N T T"]:
-        """What attends to what, in every layer and head of the same pass."""
-        return self._run(ids, valid, watch=True)[1].own  # type: ignore[return-value]
+        """The attention maps of every layer and head, from the same pass."""
+        auxiliary = self._run(ids, valid, return_attention=True)[1]
+        return auxiliary.self_attention  # type: ignore[return-value]
+
+    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """The logits of what `hidden` gives."""
+        check_output_layer(self.config)
+        return self.lm_head(x, self.embedding)
+
+    def classify(
+        self,
+        x: Float[Array, "B T D"],
+        valid: Bool[Array, "B T"] | None = None,
+        *,
+        dropout_key: Key[Array, "#B"] | None = None,
+    ) -> Float[Array, "B labels"]:
+        """The logits of the label of the whole text, from what `hidden` gives for its last token.
+
+        Args:
+            x: the hidden states.
+            valid: False for padding, on either side; None for no padding.
+            dropout_key: one key per row, or None for no dropout.
+        """
+        check_head(self.config, "classifier")
+        return self.classification_head(last_valid(x, valid), dropout_key=dropout_key)
+
+    def tag(
+        self, x: Float[Array, "B T D"], *, dropout_key: Key[Array, "#B"] | None = None
+    ) -> Float[Array, "B T labels"]:
+        """The logits of the label of each token, from what `hidden` gives for it: no token knows of those after it."""
+        check_head(self.config, "tagger")
+        return self.tagging_head(x, dropout_key=dropout_key)
 
     def _run(
         self,
@@ -248,8 +338,8 @@ class GPT(nnx.Module):
         segments: Array | None = None,
         positions: Array | None = None,
         key: Array | None = None,
-        watch: bool = False,
-    ) -> tuple[Array, Seen]:
+        return_attention: bool = False,
+    ) -> tuple[Array, AuxiliaryOutputs]:
         check_tokens(ids=ids, segments=segments, positions=positions)
         embedding_key, key = split(key, 2)
         mask = causal()
@@ -258,38 +348,32 @@ class GPT(nnx.Module):
         if segments is not None:
             mask &= same_segment(segments)
         if positions is None:
-            positions = places(ids.shape[1])[None] if segments is None else segment_positions(segments)
+            positions = position_indices(ids.shape[1])[None] if segments is None else segment_positions(segments)
 
         def layer(block, x, _, key):
-            x, _, seen = block(x, mask=mask, positions=positions, valid=valid, dropout_key=key)
-            return x, seen if watch else seen.unwatched()
+            x, _, auxiliary = block(x, mask=mask, positions=positions, valid=valid, dropout_key=key)
+            return x, auxiliary if return_attention else auxiliary.without_attention()
 
-        x, seen = self.decoder(layer, self._embed(ids, positions, embedding_key), dropout_key=key)
-        return self.norm(x), seen
+        x, auxiliary = self.decoder(layer, self._embed(ids, positions, embedding_key), dropout_key=key)
+        return self.norm(x), auxiliary
 
-    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """The logits of what `hidden` gives."""
-        check_head(self.config)
-        logits = (self.embedding if self.config.tie_embeddings else self.output).logits(x)
-        return constrain(logits, "batch", "length", "vocab")
-
-    def start(self, num_rows: int, length: int, begins: Int[Array, "B"] | None = None) -> DecodingState:
-        """Room for `length` tokens, to be given to `decode`; rows padded on the left begin at later positions."""
+    def start(self, num_rows: int, length: int, row_starts: Int[Array, "B"] | None = None) -> DecodingState:
+        """Room for `length` tokens, to be given to `decode`. Rows with left padding start where that ends."""
         config = self.config
         if config.positions == "learned":
-            check_room(length, config.max_length, begins)
+            check_room(length, config.max_length, row_starts)
         shape = (config.num_layers, num_rows, length, config.num_key_heads or config.num_heads, config.size_of_head)
-        return DecodingState.empty(shape, compute_dtype(config.dtype), begins=begins)
+        return DecodingState.empty(shape, compute_dtype(config.dtype), row_starts=row_starts)
 
     def decode(self, tokens: Int[Array, "B T"], state: DecodingState) -> tuple[Float[Array, "B T V"], DecodingState]:
         """The logits after each of the T next tokens, and the state after them: `__call__`, piece by piece."""
         check_tokens(tokens=tokens)
         start, valid = state.position, None
         mask, positions = causal(offset=start), (start + jnp.arange(tokens.shape[1]))[None]
-        if state.begins is not None:
-            mask &= padding(jnp.arange(state.capacity)[None] >= state.begins[:, None])
-            valid = positions >= state.begins[:, None]
-            positions = jnp.maximum(positions - state.begins[:, None], 0)
+        if state.row_starts is not None:
+            mask &= padding(jnp.arange(state.capacity)[None] >= state.row_starts[:, None])
+            valid = positions >= state.row_starts[:, None]
+            positions = jnp.maximum(positions - state.row_starts[:, None], 0)
 
         def layer(block, x, cache, key):
             x, cache, _ = block(x, mask=mask, positions=positions, valid=valid, cache=cache, start=start)
@@ -310,9 +394,9 @@ def _norm(config: GPTConfig, rngs: nnx.Rngs) -> Norm:
 
 
 def _stack(config: GPTConfig, *, rngs: nnx.Rngs) -> Stack[Block]:
-    scheme = same_normal(DEVIATION)
+    initializer = same_normal(STANDARD_DEVIATION)
     # Of the 2L terms that the residual connections add up, each begins that much smaller (Radford et al. 2019, 2.3).
-    output_scheme = same_normal(DEVIATION / (2 * config.num_layers) ** 0.5)
+    output_initializer = same_normal(STANDARD_DEVIATION / (2 * config.num_layers) ** 0.5)
 
     def attention(rngs: nnx.Rngs) -> MultiHeadAttention:
         return MultiHeadAttention(
@@ -323,8 +407,8 @@ def _stack(config: GPTConfig, *, rngs: nnx.Rngs) -> Stack[Block]:
             head_size=config.head_size,
             bias=config.attention_bias,
             rotary=Rotary(config.rotary_base, config.rotary_scaling) if config.positions == "rotary" else None,
-            scheme=scheme,
-            output_scheme=output_scheme,
+            initializer=initializer,
+            output_initializer=output_initializer,
             rngs=rngs,
         )
 
@@ -337,8 +421,8 @@ def _stack(config: GPTConfig, *, rngs: nnx.Rngs) -> Stack[Block]:
             0.0,
             gated=config.gated,
             bias=config.feed_forward_bias,
-            scheme=scheme,
-            output_scheme=output_scheme,
+            initializer=initializer,
+            output_initializer=output_initializer,
             rngs=rngs,
         )
 

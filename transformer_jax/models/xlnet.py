@@ -1,7 +1,7 @@
 """The encoder of XLNet (Yang et al. 2019), with the memory and the distances of Transformer-XL (Dai et al. 2019)."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,64 +18,77 @@ from transformer_jax.functional.relative import relative_distances
 from transformer_jax.layers import (
     Embedding,
     FeedForward,
+    LanguageModelHead,
     LayerNorm,
     RelativeAttention,
     RelativeBlock,
     Rematerialize,
     Stack,
-    View,
+    StreamMask,
     normal,
     parameter,
     same_normal,
-    zeros,
 )
-from transformer_jax.models.checks import check_head, check_heads, check_rates, check_sizes, check_tokens
+from transformer_jax.models.checks import check_heads, check_output_layer, check_rates, check_sizes, check_tokens
+from transformer_jax.models.config import ModelConfig
+from transformer_jax.models.initialization import STANDARD_DEVIATION
 from transformer_jax.models.precision import Precision, compute_dtype
-from transformer_jax.parallel.axes import constrain
-
-DEVIATION = 0.02
 
 
 @dataclass(frozen=True)
-class XLNetConfig:
-    """The shape of an encoder that predicts tokens in any order. `base` and `large` are XLNet."""
+class XLNetConfig(ModelConfig):
+    """Config of an encoder that predicts tokens in any order. `base` and `large` are XLNet."""
+
+    adjustable: ClassVar[tuple[str, ...]] = (
+        "dropout_rate",
+        "attention_dropout_rate",
+        "dtype",
+        "rematerialize",
+        "unroll",
+    )
 
     vocab_size: int | None
-    """Number of ids; None takes the tokenizer's."""
+    """Number of ids in the vocabulary; None takes that of the tokenizer."""
     d_model: int
     """Size of the vectors between layers."""
     num_heads: int
-    """Attention heads; divides d_model."""
+    """Number of attention heads; must divide d_model."""
     d_ff: int
-    """Size inside the feed-forward network."""
+    """Size of the hidden layer of the feed-forward network."""
     num_layers: int
+    """Number of layers."""
     max_length: int
-    """Longest text, for training; the model itself has no limit."""
+    """Longest text in tokens, for training; the model itself has no limit."""
     dropout_rate: float
-    """On each sub-layer's output, inside the feed-forward network, on the encoded distances, and on what goes into and
-    comes out of the stack."""
+    """Probability of dropout on each sub-layer's output, inside the feed-forward network, on the encoded distances, and
+    on the input and the output of the stack."""
     attention_dropout_rate: float
-    """On the attention weights."""
+    """Probability of dropout on the attention weights."""
     activation: Activation
-    """`gelu`, the exact one, is what transformers computes; the original code has its approximation, `gelu_tanh`."""
+    """Activation of the feed-forward network; transformers has gelu, the exact one, the original code its
+    approximation, gelu_tanh."""
     norm_epsilon: float
+    """Small number added to the variance in each norm, against division by zero."""
     lm_head: bool
-    """Whether there are logits: a bias for each id, beside the table of the embedding."""
+    """Whether there is an output layer to the vocabulary, which shares its table with the embedding; without one there
+    are hidden states and no logits."""
     pad_id: int | None
-    """The id that is not attended to; None takes the tokenizer's."""
+    """Id of padding, which is not attended to; None takes that of the tokenizer."""
     memory_length: int | None = None
-    """Positions that are remembered of the text so far; None remembers all."""
+    """Number of positions of the text so far that are remembered; None remembers all."""
     max_distance: int | None = None
-    """Positions further apart than this count as this far; None tells all distances apart."""
+    """Largest distance that is told apart: positions further apart count as this far; None tells all distances
+    apart."""
     causal: bool = False
-    """Let no token see a later one, as in Transformer-XL."""
+    """Whether no token may attend to a later one, as in Transformer-XL."""
     dtype: Precision = "auto"
-    """Precision of the computation; auto is bfloat16 on TPU and GPU, float32 on CPU. Parameters are float32."""
+    """Precision of the computation: bfloat16, float32, or auto, which is bfloat16 on TPU and GPU and float32 on CPU.
+    The parameters are float32 in any case."""
     rematerialize: Rematerialize = "none"
-    """What the backward pass computes again to save memory: nothing, a layer's activations (full), all but the results
-    of matrix products (dots), or all but those of products with weights (dots_without_batch)."""
+    """What the backward pass computes again to save memory: nothing (none), all activations of a layer (full), all but
+    the results of matrix products (dots), or all but the results of products with weights (dots_without_batch)."""
     unroll: int = 1
-    """Layers that are compiled as one piece: steps may be faster, compilation is slower."""
+    """Number of layers that are compiled as one piece: more may make steps faster, and makes compilation slower."""
 
     def __post_init__(self):
         names = ("d_model", "num_heads", "d_ff", "num_layers", "max_length", "memory_length", "max_distance")
@@ -86,6 +99,10 @@ class XLNetConfig:
             raise UserError(
                 f"d_model={self.d_model} is odd; distances are encoded by sinusoids, which need an even one"
             )
+
+    def build(self, rngs: nnx.Rngs) -> "XLNet":
+        """The model of this config."""
+        return XLNet(self, rngs=rngs)
 
     @classmethod
     def base(cls, vocab_size: int | None = 32_000, *, pad_id: int | None = 5) -> "XLNetConfig":
@@ -115,20 +132,20 @@ class XLNet(nnx.Module):
     """Ids to a vector for each, or to the logits of some. `XLNet(XLNetConfig.base(), rngs=nnx.Rngs(0))`.
 
     The content stream holds a vector for each token, made of it and of those that it may see. The query stream holds
-    one for each place to be predicted, which reads the content stream as well and knows of its own token only where it
-    stands (section 2.3).
+    one for each token to be predicted, which reads the content stream as well and knows of its own token only the
+    position (section 2.3).
     """
 
     def __init__(self, config: XLNetConfig, *, rngs: nnx.Rngs):
         if config.vocab_size is None or config.pad_id is None:
-            raise UserError("vocab_size and pad_id are the tokenizer's to say; set both to make a model")
+            raise UserError("vocab_size and pad_id come from the tokenizer; set both to make a model")
         self.config = config
         self.pad_id: int = config.pad_id
-        self.embedding = Embedding(config.vocab_size, config.d_model, initializer=normal(DEVIATION), rngs=rngs)
-        self.mask_embedding = parameter(rngs, {"embed": config.d_model}, normal(DEVIATION), decay=False)
+        self.embedding = Embedding(config.vocab_size, config.d_model, initializer=normal(STANDARD_DEVIATION), rngs=rngs)
+        self.mask_embedding = parameter(rngs, {"embed": config.d_model}, normal(STANDARD_DEVIATION), decay=False)
         self.encoder = _stack(config, rngs=rngs)
         if config.lm_head:
-            self.output_bias = parameter(rngs, {"vocab": config.vocab_size}, zeros, decay=False)
+            self.lm_head = LanguageModelHead(config.d_model, config.vocab_size, tied=True, bias=True, rngs=rngs)
 
     def __call__(
         self,
@@ -158,7 +175,7 @@ class XLNet(nnx.Module):
     def predict(
         self,
         ids: Int[Array, "B T"],
-        places: Int[Array, "B P"],
+        target_positions: Int[Array, "B P"],
         types: Int[Array, "B T"] | None = None,
         *,
         allowed: Bool[Array, "B T T"],
@@ -167,40 +184,42 @@ class XLNet(nnx.Module):
         memory: Float[Array, "L B M D"] | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> Float[Array, "B P V"]:
-        """The logits of the tokens at some places, each given those that it may see: from the query stream.
+        """The logits of the tokens at some positions, each given those that it may see: from the query stream.
 
         Args:
             ids: the text, with the tokens that are to be predicted.
-            places: where these are, in any order; one may come again, to fill up a row.
+            target_positions: the indices of these in the row, in any order; one may come again, to fill up a row.
             types: as in `__call__`.
             allowed: True where a token may see another, by the order in which they are predicted; False for a token
-                and itself where it is predicted. In the content stream it sees itself all the same. A place that sees
+                and itself where it is predicted. In the content stream it sees itself all the same. A token that sees
                 nothing is predicted from nothing.
             valid: as in `__call__`.
             segments: as in `__call__`.
             memory: as in `__call__`.
             dropout_key: one key per row, or None for no dropout.
         """
-        return self.logits(self._run(ids, types, places, valid, allowed, segments, memory, dropout_key)[0])
+        return self.logits(self._run(ids, types, target_positions, valid, allowed, segments, memory, dropout_key)[0])
 
     def hidden_and_memory(
         self,
         ids: Int[Array, "B T"],
         types: Int[Array, "B T"] | None = None,
         *,
-        places: Int[Array, "B P"] | None = None,
+        target_positions: Int[Array, "B P"] | None = None,
         valid: Bool[Array, "B T"] | None = None,
         allowed: Bool[Array, "B T T"] | None = None,
         segments: Int[Array, "B T"] | None = None,
         memory: Float[Array, "L B M D"] | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
     ) -> tuple[Float[Array, "B P D"], Float[Array, "L B M D"]]:
-        """A vector for each token, or from the query stream for each of `places`; and the memory for the text after.
+        """A vector for each token, or from the query stream for each target; and the memory for the text after.
 
         What entered each layer is remembered, and no gradient flows through it (Dai et al. 2019, section 3.2).
         """
-        x, seen = self._run(ids, types, places, valid, allowed, segments, memory, dropout_key, remember=True)
-        return x, seen.memory  # type: ignore[return-value]
+        x, outputs = self._run(
+            ids, types, target_positions, valid, allowed, segments, memory, dropout_key, remember=True
+        )
+        return x, outputs.memory  # type: ignore[return-value]
 
     def attention(
         self,
@@ -211,61 +230,60 @@ class XLNet(nnx.Module):
         allowed: Array | None = None,
         memory: Array | None = None,
     ) -> Float[Array, "L B N T S"]:
-        """What attends to what, in every layer and head of the same pass; the memory comes before the tokens."""
-        seen = self._run(ids, types, None, valid, allowed, None, memory, watch=True)[1]
-        return seen.weights  # type: ignore[return-value]
+        """The attention maps of every layer and head, from the same pass; the memory comes before the tokens."""
+        outputs = self._run(ids, types, None, valid, allowed, None, memory, return_attention=True)[1]
+        return outputs.attention  # type: ignore[return-value]
 
     def logits(self, x: Float[Array, "B P D"]) -> Float[Array, "B P V"]:
-        """The logits of the token at each of the places that x is of."""
-        check_head(self.config)
-        logits = self.embedding.logits(x) + self.output_bias[None, None]
-        return constrain(logits, "batch", "length", "vocab")
+        """The logits of the token at each of the positions that x is of."""
+        check_output_layer(self.config)
+        return self.lm_head(x, self.embedding)
 
     def _run(
         self,
         ids: Array,
         types: Array | None,
-        places: Array | None,
+        target_positions: Array | None,
         valid: Array | None,
         allowed: Array | None,
         segments: Array | None,
         memory: Array | None,
         key: Array | None = None,
-        watch: bool = False,
+        return_attention: bool = False,
         remember: bool = False,
-    ) -> tuple[Array, "_Seen"]:
-        """The last of the query stream, if there are places, or else of the content stream."""
-        check_tokens(ids=ids, types=types, places=places, segments=segments)
+    ) -> tuple[Array, "_StreamOutputs"]:
+        """The last of the query stream, if there are targets, or else of the content stream."""
+        check_tokens(ids=ids, types=types, target_positions=target_positions, segments=segments)
         content_key, query_key, distance_key, key, last_key = split(key, 5)
         config, (num_rows, num_tokens) = self.config, ids.shape
         num_remembered = 0 if memory is None else memory.shape[2]
         expected = (config.num_layers, num_rows, num_remembered, config.d_model)
         if memory is not None and memory.shape != expected:
             raise ValueError(f"memory has the shape {memory.shape}; this model and these ids need {expected}")
-        query_view = self._view(ids, types, valid, allowed, segments, num_remembered)
-        content_view = query_view.with_itself()
+        query_mask = self._mask(ids, types, valid, allowed, segments, num_remembered)
+        content_mask = query_mask.with_itself()
         distances = self._distances(num_tokens, num_remembered + num_tokens, distance_key)
         content = dropout(self.embedding(ids).astype(compute_dtype(config.dtype)), config.dropout_rate, content_key)
         query = None
-        if places is not None:
-            query_view = query_view.at(places)
-            query = dropout(self._masked(places, num_tokens), config.dropout_rate, query_key)
+        if target_positions is not None:
+            query_mask = query_mask.at(target_positions)
+            query = dropout(self._masked(target_positions, num_tokens), config.dropout_rate, query_key)
 
         def layer(block, streams, memory, key):
             content, query = streams
             content_key, query_key = split(key, 2)
             known = content if memory is None else jnp.concatenate([memory.astype(content.dtype), content], axis=1)
-            attended = block.self_attention.project(known, distances)
-            content, weights = block(content, attended, content_view, dropout_key=content_key)
+            projected = block.self_attention.project(known, distances)
+            content, weights = block(content, projected, content_mask, dropout_key=content_key)
             if query is not None:
-                query, _ = block(query, attended, query_view, dropout_key=query_key)
+                query, _ = block(query, projected, query_mask, dropout_key=query_key)
             kept = jax.lax.stop_gradient(known[:, -(config.memory_length or 0) :])
-            return (content, query), _Seen(weights if watch else None, kept if remember else None)
+            return (content, query), _StreamOutputs(weights if return_attention else None, kept if remember else None)
 
-        (content, query), seen = self.encoder(layer, (content, query), per_layer=memory, dropout_key=key)
-        return dropout(content if query is None else query, config.dropout_rate, last_key), seen
+        (content, query), outputs = self.encoder(layer, (content, query), per_layer=memory, dropout_key=key)
+        return dropout(content if query is None else query, config.dropout_rate, last_key), outputs
 
-    def _view(
+    def _mask(
         self,
         ids: Array,
         types: Array | None,
@@ -273,7 +291,7 @@ class XLNet(nnx.Module):
         allowed: Array | None,
         segments: Array | None,
         num_remembered: int,
-    ) -> View:
+    ) -> StreamMask:
         num_rows, num_tokens = ids.shape
         mask = padding(jnp.not_equal(ids, self.pad_id) if valid is None else valid)
         if allowed is not None:
@@ -283,11 +301,11 @@ class XLNet(nnx.Module):
         if self.config.causal:
             mask &= causal()
         tokens = jnp.broadcast_to(mask.array(num_tokens, num_tokens), (num_rows, 1, num_tokens, num_tokens))
-        seen = jnp.pad(tokens, ((0, 0), (0, 0), (0, 0), (num_remembered, 0)), constant_values=True)
+        visible = jnp.pad(tokens, ((0, 0), (0, 0), (0, 0), (num_remembered, 0)), constant_values=True)
         if types is None:
-            return View(seen)
+            return StreamMask(visible)
         known_types = jnp.pad(types, ((0, 0), (num_remembered, 0)))
-        return View(seen, same_segment(types, known_types).array(*seen.shape[2:]))
+        return StreamMask(visible, same_segment(types, known_types).array(*visible.shape[2:]))
 
     def _distances(self, num_queries: int, num_keys: int, key: Array | None) -> Float[Array, "#B R D"]:
         """The distances of queries and keys as sinusoids, which each layer projects by itself."""
@@ -297,33 +315,41 @@ class XLNet(nnx.Module):
         encoded = sinusoidal(distances, config.d_model, variant="halved")[None]
         return dropout(encoded.astype(compute_dtype(config.dtype)), config.dropout_rate, key)
 
-    def _masked(self, places: Array, num_tokens: int) -> Float[Array, "B P D"]:
-        """What the query stream begins with: one vector for all places. Outside the row it is NaN, or an error."""
-        if not isinstance(places, jax.core.Tracer):
-            outside = [place for place in np.ravel(places) if not 0 <= place < num_tokens]
+    def _masked(self, target_positions: Array, num_tokens: int) -> Float[Array, "B P D"]:
+        """The input of the query stream: one vector for all targets. Outside the row it is NaN, or an error."""
+        if not isinstance(target_positions, jax.core.Tracer):
+            outside = [position for position in np.ravel(target_positions) if not 0 <= position < num_tokens]
             if outside:
-                raise ValueError(f"place {outside[0]} is outside the row of {num_tokens} tokens")
-        is_inside = (places >= 0) & (places < num_tokens)
+                raise ValueError(f"target position {outside[0]} is outside the row of {num_tokens} tokens")
+        is_inside = (target_positions >= 0) & (target_positions < num_tokens)
         vector = self.mask_embedding[...].astype(compute_dtype(self.config.dtype))
         return jnp.where(is_inside[..., None], vector[None, None], jnp.nan)
 
 
-class _Seen(NamedTuple):
-    """What can be seen of a layer at work: the attention of the content stream, what is to be remembered."""
+class _StreamOutputs(NamedTuple):
+    """Auxiliary outputs of a layer: the attention map of the content stream, and what is to be remembered."""
 
-    weights: Float[Array, "B N T S"] | None
+    attention: Float[Array, "B N T S"] | None
     memory: Float[Array, "B M D"] | None
 
 
 def _stack(config: XLNetConfig, *, rngs: nnx.Rngs) -> Stack[RelativeBlock]:
-    shape, dropout_rate, scheme = (config.d_model, config.d_ff), config.dropout_rate, same_normal(DEVIATION)
+    shape, dropout_rate, initializer = (
+        (config.d_model, config.d_ff),
+        config.dropout_rate,
+        same_normal(STANDARD_DEVIATION),
+    )
 
     def block(rngs: nnx.Rngs) -> RelativeBlock:
         return RelativeBlock(
             RelativeAttention(
-                config.d_model, config.num_heads, config.attention_dropout_rate, deviation=DEVIATION, rngs=rngs
+                config.d_model,
+                config.num_heads,
+                config.attention_dropout_rate,
+                standard_deviation=STANDARD_DEVIATION,
+                rngs=rngs,
             ),
-            FeedForward(*shape, config.activation, dropout_rate, scheme=scheme, rngs=rngs),
+            FeedForward(*shape, config.activation, dropout_rate, initializer=initializer, rngs=rngs),
             norm=lambda: LayerNorm(config.d_model, config.norm_epsilon, rngs=rngs),
             dropout_rate=dropout_rate,
         )

@@ -1,4 +1,4 @@
-"""Logical axis names and where they lie on a mesh."""
+"""Logical axis names, and the mesh axes that they are sharded over."""
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
@@ -13,11 +13,11 @@ RULES: dict[str, tuple[str, ...]] = {
     "embed": ("fsdp",),
     "experts": ("expert",),
 }
-"""Mesh axes of each logical axis. An axis that is not named here, or not on the mesh, is whole on every device."""
+"""The mesh axes of each logical axis. An axis that is not named here, or not on the mesh, is replicated."""
 
 
 def partition(names: tuple[str | None, ...], mesh_axes: tuple[str, ...]) -> PartitionSpec:
-    """The partition of an array with these logical axes over those axes of a mesh. None can be used twice."""
+    """The partition of an array with these logical axes over a mesh with those axes, each of which is used once."""
     spec: list[tuple[str, ...] | None] = []
     taken: dict[str, str | None] = {}
     for name in names:
@@ -34,7 +34,7 @@ def partition(names: tuple[str | None, ...], mesh_axes: tuple[str, ...]) -> Part
 
 
 def constrain(x: Array, *names: str | None) -> Array:
-    """The same array with its logical axes named, for the compiler to lay it out on the mesh, where there is one."""
+    """Shard an array by its logical axes over the current mesh (`jax.set_mesh`), if there is one."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto)
     return jax.lax.with_sharding_constraint(x, partition(names, axes)) if axes else x

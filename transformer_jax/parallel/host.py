@@ -1,4 +1,4 @@
-"""What a program on this machine should say before JAX starts."""
+"""What a program sets on this machine before JAX starts."""
 
 import ctypes
 import logging
@@ -14,27 +14,32 @@ import jax
 from transformer_jax.errors import out_of_space
 
 NOISE = ("Given directory is read only",)
-"""How warnings begin that say nothing new: Orbax warns when it is asked to only read."""
+"""The beginnings of warnings that say nothing new: Orbax warns when it is opened to only read."""
 
 TRACKER_NOISE = "ignore:resource_tracker"
-"""The process that frees memory which workers share warns when a stopped training has left that to it."""
+"""The process that frees the shared memory of workers warns when a stopped training has left that to it."""
 
 
 def prepare_host() -> None:
-    """Give simulated devices enough threads, on CPU let the process keep the memory it has freed, and quiet noise."""
+    """Give simulated devices enough threads, let a process on CPU keep the memory it has freed, and silence noise."""
     _give_threads_to_simulated_devices()
     if computes_on_cpu():
         _keep_freed_memory()
-    logging.getLogger("absl").addFilter(_is_news)
-    logging.getLogger("asyncio").addFilter(_is_news)
+    quiet_loggers()
     if TRACKER_NOISE not in sys.warnoptions:
         sys.warnoptions.append(TRACKER_NOISE)
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _print_unraisable
 
 
+def quiet_loggers() -> None:
+    """Keep libraries from logging what says nothing new."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_news)  # the same filter is added once
+
+
 def computes_on_cpu() -> bool:
-    """Whether JAX computes on the CPU here, found out without starting it, which would take the accelerators.
+    """Whether JAX will compute on the CPU here. JAX is not started to find out, since that would take the accelerators.
 
     It does where it is told to (JAX_PLATFORMS=cpu), and otherwise where no plugin for an accelerator is installed.
     """
@@ -63,7 +68,7 @@ def _keep_freed_memory() -> None:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(mmap_threshold, 2**30)
         libc.mallopt(trim_threshold, 2**31 - 1)
-    except (OSError, AttributeError):  # another C library: nothing is lost
+    except (OSError, AttributeError):  # another C library: this is only an optimization
         pass
 
 
@@ -73,13 +78,13 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _print_unraisable(unraisable: Any) -> None:
-    """What Python prints of an error in a callback."""
+    """Print an error in a callback as Python does, unless the program reports it anyway."""
     if not _is_repeated(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 
 
 def _is_repeated(error: BaseException | None) -> bool:
-    """Whether an error is told by the program itself: Ctrl-C, or a disk that was full when Orbax was writing.
+    """Whether the program reports an error itself: Ctrl-C, or a disk that was full when Orbax was writing.
 
     Every array that it was writing then raises the same again, or finds Orbax's event loop closed after the first.
     """

@@ -1,6 +1,6 @@
 """How a step is run on this machine's devices: on one with `jit`, or on all with `pmap`.
 
-A step is written once, for one device's share of the batch; given an `axis_name` it sums over the devices itself.
+A step is written once, for one device's shard of the batch; given an `axis_name`, it sums over the devices itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding,
 from transformer_jax.errors import UserError
 
 StrategyName = Literal["auto", "jit", "pmap"]
-Batch = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,11 @@ class Strategy:
 
     @property
     def devices(self) -> list[jax.Device]:
-        """In the order in which a batch is divided over them: the same in training, evaluation and decoding."""
+        """The devices, in the order in which a batch is split over them: the same in training and evaluation."""
         return jax.local_devices()[: self.num_devices]
 
     def describe(self) -> str:
-        """Where a step runs, for people."""
+        """Where a step runs, in words: "pmap on 8 devices (TPU v4)"."""
         kind = self.devices[0].device_kind
         return (
             f"jit on one device ({kind})" if self.axis_name is None else f"pmap on {self.num_devices} devices ({kind})"
@@ -53,20 +52,25 @@ class Strategy:
         mapped = jax.pmap(
             step, self.axis_name, in_axes=(None, 0), out_axes=None, devices=self.devices, donate_argnums=0
         )
-        return lambda state, batch: mapped(state, jax.tree.map(self._share_out, batch))
+        return lambda state, batch: mapped(state, jax.tree.map(self._split, batch))
 
     def replicate(self, tree: Any) -> Any:
         """A tree of arrays, replicated on every device."""
-        return jax.device_put(tree, self._sharding(PartitionSpec()))
+        return jax.device_put(tree, self.replicated)
 
-    def place(self, batch: Batch) -> dict[str, jax.Array]:
-        """The batch divided over the devices, for functions under plain `jit` with a model that is on all of them."""
+    @property
+    def replicated(self) -> Sharding:
+        """The sharding of an array that is on every device."""
+        return self._sharding(PartitionSpec())
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """The batch split over the devices, for functions under plain `jit` with a model that is replicated on them."""
         return jax.device_put(dict(batch), self._sharding(PartitionSpec(self.axis_name)))
 
-    def feed(self, batches: Iterator[Batch]) -> Iterator[Mapping[str, Any]]:
-        """The batches for a compiled step, each sent to the device while the one before it is computed."""
+    def feed(self, batches: Iterator[Mapping[str, np.ndarray]]) -> Iterator[Mapping[str, Any]]:
+        """The batches for a compiled step, each sent to the device while the step before it runs."""
         if self.axis_name is not None:
-            yield from batches  # which pmap divides and sends itself
+            yield from batches  # pmap splits and sends them itself
             return
         upcoming = None
         for batch in batches:
@@ -83,7 +87,7 @@ class Strategy:
         # Not `jax.make_mesh`, which reorders the chips of a TPU host: pmap does not, and jit refuses to mix the two.
         return NamedSharding(Mesh(np.array(self.devices), self.axis_name, axis_types=(AxisType.Auto,)), spec)
 
-    def _share_out(self, x: np.ndarray) -> np.ndarray:
+    def _split(self, x: np.ndarray) -> np.ndarray:
         if x.shape[0] % self.num_devices:
             raise ValueError(f"a batch of {x.shape[0]} rows does not divide over {self.num_devices} devices")
         return x.reshape(self.num_devices, -1, *x.shape[1:])

@@ -1,53 +1,46 @@
 """Span corruption: write the spans that were left out of a text, as T5 is trained (Raffel et al. 2020, 3.1.4)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Key
 
-from transformer_jax.data.batches import Batch, Bucket, Chance
+from transformer_jax.data.batches import Batch, RowRng
 from transformer_jax.data.chunks import Chunks
+from transformer_jax.data.columns import Column, Example, token_column
 from transformer_jax.data.rows import BatchingConfig
 from transformer_jax.data.source import Document
-from transformer_jax.data.store import Example, Store
+from transformer_jax.data.store import Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import greedy
 from transformer_jax.errors import UserError
 from transformer_jax.functional import cross_entropy
-from transformer_jax.models import T5, AttentionWeights, T5Config
-from transformer_jax.parallel import Strategy
-from transformer_jax.tasks.inference import bucket_width, first_batches, padded, text_batches, without_padding
+from transformer_jax.models import T5, T5Config
+from transformer_jax.tasks.abilities import AttentionMap, attention_map, check_texts
+from transformer_jax.tasks.predictor import Predictor
+from transformer_jax.tasks.scores import perplexity
 from transformer_jax.tasks.span_corruption import corrupt_spans, lengths_for, noise_mask
-from transformer_jax.tasks.task import (
-    Figures,
-    Sums,
-    Tick,
-    Watched,
-    loss_and_perplexity,
-    require_head,
-    sum_over,
-)
+from transformer_jax.tasks.task import Loss, LossTerm, Metrics, Results, Task, TaskConfig
 
-MARK = "<extra_id_{}>"  # what T5 calls its sentinels
+SENTINEL = "<extra_id_{}>"  # what T5 calls them
 
 
 @dataclass(frozen=True)
-class DenoisingConfig:
+class DenoisingConfig(TaskConfig):
     """The spans that were left out of a text: for a T5."""
 
     density: float = 0.15
-    """Share of the tokens that are left out,"""
+    """Fraction of the tokens that are left out."""
     mean_span: float = 3.0
-    """so many at a time on average."""
+    """Average length of a span that is left out, in tokens."""
     num_sentinels: int = 100
-    """Ids that stand for what was left out, beside those of the tokenizer; a tokenizer of T5 has its own."""
+    """Number of ids that stand for spans, beside those of the tokenizer; a tokenizer of T5 has its own."""
 
     fields: ClassVar = ("text",)
+    text_fields: ClassVar = ("text",)
     models: ClassVar = (T5Config,)
 
     def __post_init__(self):
@@ -57,14 +50,17 @@ class DenoisingConfig:
                 f"num_sentinels={self.num_sentinels} at least 1"
             )
 
-    def num_extra_ids(self, tokenizer: Tokenizer) -> int:
-        """Ids that the model needs beside those of the tokenizer: the sentinels, if it has none."""
-        return 0 if tokenizer.find(MARK.format(0)) is not None else self.num_sentinels
+    def num_extra_ids(self, processor: Tokenizer) -> int:
+        """Number of ids that the model needs beside those of the tokenizer: the sentinels, if it has none."""
+        return 0 if processor.find(SENTINEL.format(0)) is not None else self.num_sentinels
 
-    def build(self, tokenizer: Tokenizer, model: T5Config, batching: BatchingConfig) -> "Denoising":
-        """The task with this tokenizer, for a model of this config."""
-        require_head(model.lm_head)
-        task = Denoising(self, tokenizer, batching, model.max_length)
+    def adapt(self, model: T5Config, records: Sequence[Document]) -> T5Config:
+        """With an output layer."""
+        return replace(model, lm_head=True)
+
+    def build(self, processor: Tokenizer, model: T5Config, batching: BatchingConfig) -> "Denoising":
+        """The task with a run's tokenizer, for a model of this config."""
+        task = Denoising(self, processor, batching, model.max_length)
         needed = len(task.sentinels)
         spans = task.lengths[1] - 1 - round(task.num_tokens * self.density)
         if spans > needed:
@@ -73,8 +69,8 @@ class DenoisingConfig:
 
 
 @dataclass(frozen=True)
-class Denoising:
-    """How documents become batches, what the loss is, and how well a model does."""
+class Denoising(Task):
+    """Documents one after the other, in rows from which random spans are left out."""
 
     config: DenoisingConfig
     tokenizer: Tokenizer
@@ -83,12 +79,17 @@ class Denoising:
     """Tokens of a source, sentinels and end included."""
 
     @property
+    def columns(self) -> dict[str, Column]:
+        """The ids of a document."""
+        return {"text": token_column(self.tokenizer.vocab_size, self.tokenizer.pad_id)}
+
+    @property
     def sentinels(self) -> tuple[int, ...]:
         """The ids that stand for spans, in order: they count down, as those of T5 do."""
         if self.config.num_extra_ids(self.tokenizer):
             first = self.tokenizer.vocab_size
             return tuple(range(first + self.config.num_sentinels - 1, first - 1, -1))
-        found = (self.tokenizer.find(MARK.format(number)) for number in range(self.config.num_sentinels))
+        found = (self.tokenizer.find(SENTINEL.format(number)) for number in range(self.config.num_sentinels))
         return tuple(id for id in found if id is not None)
 
     @property
@@ -103,103 +104,96 @@ class Denoising:
         return self.max_length, lengths_for(self.max_length, density=config.density, mean_span=config.mean_span)[1]
 
     def encode(self, records: Sequence[Document]) -> list[Example]:
-        """Documents: `{"text": ids}`."""
+        """The ids of each document."""
         return [{"text": ids} for ids in self.tokenizer.encode([record["text"] for record in records])]
 
-    def layout(self, examples: Store) -> "_CorruptedRows":
-        """The documents one after the other, in rows from which chance leaves out spans."""
+    def layout(self, examples: Store, *, training: bool) -> "_CorruptedRows":
+        """The documents as one stream, in rows from which random spans are left out."""
         return _CorruptedRows(examples, self)
 
-    def loss(self, model: T5, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Sums:
-        """Cross-entropy of each target token given those before it, as a sum and the number of tokens."""
-        sums, balance = self._sums(model, batch, key)
-        return sums["loss"] + balance, sums["tokens"]
-
-    def sums(self, model: T5, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """The loss, and how many target tokens there are and are right."""
-        return self._sums(model, batch, None)[0]
-
-    def evaluate(
-        self, model: T5, records: Sequence[Document], strategy: Strategy, *, tick: Tick = lambda done: None
-    ) -> Figures:
-        """Loss, perplexity and accuracy per target token, and the loss per token of text: sentinels are easy."""
-        layout = self.layout(Store.of(self.encode(list(records))))
-        sums = sum_over(self, model, layout, strategy, num_records=len(records), tick=tick)
-        return loss_and_perplexity(sums) | {
-            "token_match": sums["right"] / max(sums["tokens"], 1),
-            "text_loss": sums["text_loss"] / max(sums["text_tokens"], 1),
-        }
-
-    def faults(self, texts: Sequence[str]) -> list[str | None]:
-        """What keeps the gaps of each text from being filled, if anything does."""
-        return [self._fault(ids) for ids in self._sources(texts)]
-
-    def complete(self, model: T5, texts: Sequence[str], strategy: Strategy) -> list[str]:
-        """What the model writes for the gaps <extra_id_0>, <extra_id_1>, ... of each text."""
-        return [self._shown(ids) for ids in self._fill(model, texts, strategy)]
-
-    def _fill(self, model: T5, texts: Sequence[str], strategy: Strategy) -> list[np.ndarray]:
-        sources = self._sources(texts)
-        self.tokenizer.warn_if_unknown([ids[:-1] for ids in sources], "texts")
-        for text, ids in zip(texts, sources, strict=True):
-            if fault := self._fault(ids):
-                raise UserError(f"the text {text[:20]!r} {fault}")
-        written = [np.zeros(0, np.int32)] * len(texts)
-        room = {"max_length": self.max_length, "pad_id": self.tokenizer.pad_id}
-        for members, batch in text_batches(sources, self.batching, strategy, **room):
-            outputs = self._written(model, strategy.place(batch)["ids"])
-            for member, output in zip(members, outputs, strict=False):
-                written[member] = output
-        return written
-
-    def samples(self, model: T5, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
-        """Texts with gaps, what the model writes for these, and what was there."""
-        rows = []
-        for count, batch in first_batches(self.layout(Store.of(self.encode(records))), len(records), strategy):
-            written = self._written(model, strategy.place(batch)["source"])
-            for row in range(count):
-                names = {"text": batch["source"][row], "model": written[row], "reference": batch["target"][row]}
-                rows.append({name: self._shown(ids) for name, ids in names.items()})
-        return rows
-
-    def attention(self, model: T5, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
-        """What fills the gaps of a text, and what the model attends to while it writes it."""
-        (written,) = self._fill(model, [text], strategy)
-        (source,) = self._sources([text])
-        target = [self.tokenizer.pad_id, *written.tolist(), self.tokenizer.end_id]
-        rows = (
-            padded(ids, bucket_width(limit, self.batching), max_length=limit, pad_id=self.tokenizer.pad_id)
-            for ids, limit in ((source, self.max_length), (target[:-1], 2 * self.lengths[1]))
-        )
-        weights = _attention(model, *rows)
-        read, write = ([self._shown([id]) or self.tokenizer.tokens([id])[0] for id in ids] for ids in (source, target))
-        return self._shown(written), [
-            without_padding("cross, by the token being written", weights.cross, write[1:], read),
-            without_padding("encoder", weights.encoder, read, read),
-            without_padding("decoder", weights.decoder, write[:-1], write[:-1]),
-        ]
-
-    def _written(self, model: T5, source: Int[Array, "B S"]) -> list[np.ndarray]:
-        tokens, lengths = map(np.asarray, _search(model, source, task=self))
-        return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
-
-    def _sums(self, model: T5, batch: Mapping[str, Array], key: Array | None) -> tuple[dict[str, Array], Array]:
+    def loss(self, model: T5, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Loss:
+        """Cross-entropy of each target token given those before it; that of text is told apart: sentinels are easy."""
         inputs, labels = batch["target"][:, :-1], batch["target"][:, 1:]
         weights = labels != self.tokenizer.pad_id
-        logits, balance = model.logits_and_balance(batch["source"], inputs, dropout_key=key)
+        logits, auxiliary_loss = model.logits_and_balance(batch["source"], inputs, dropout_key=key)
         total, weight = cross_entropy(logits, labels, weights)
         right = jnp.sum((jnp.argmax(logits, -1) == labels) & weights)
         is_text = weights & ~jnp.isin(labels, jnp.array([*self.sentinels, self.tokenizer.end_id]))
-        text_total, text_weight = cross_entropy(logits, labels, is_text)
-        sums = {"loss": total, "tokens": weight, "right": right, "text_loss": text_total, "text_tokens": text_weight}
-        return sums, balance
+        return {
+            "loss": LossTerm(total if key is None else total + auxiliary_loss, weight),
+            "token_accuracy": LossTerm(right, weight, 0.0),
+            "text_loss": LossTerm(*cross_entropy(logits, labels, is_text), 0.0),
+        }
+
+    def score(self, results: Results) -> Metrics:
+        """Perplexity per target token."""
+        return {"perplexity": perplexity(results.means["loss"])}
+
+    def problems(self, texts: Sequence[str]) -> list[str | None]:
+        """Why the gaps of each text cannot be filled, if they cannot."""
+        return [self._problem(ids) for ids in self._sources(texts)]
+
+    def write(self, texts: Sequence[str], predictor: Predictor) -> list[str]:
+        """What the model writes for the gaps <extra_id_0>, <extra_id_1>, ... of each text."""
+        return [self._shown(ids) for ids in self._fill(texts, predictor)]
+
+    def samples(self, records: Sequence[Document], predictor: Predictor) -> list[dict[str, str]]:
+        """Texts with gaps, what the model writes for these, and what was there."""
+        layout = self.layout(Store.of(self.encode(records), self.columns), training=False)
+        found = predictor(Denoising._search, layout, limit=len(records))
+        rows = zip(found["source"], found["tokens"], found["lengths"], found["target"], strict=True)
+        return [
+            {"text": self._shown(source), "model": self._shown(tokens[:length]), "reference": self._shown(target)}
+            for source, tokens, length, target in rows
+        ]
+
+    def attention(self, text: str, predictor: Predictor) -> tuple[str, list[AttentionMap]]:
+        """What fills the gaps of a text, and what the model attends to while it writes it."""
+        (written,) = self._fill([text], predictor)
+        (source,) = self._sources([text])
+        target = [self.tokenizer.pad_id, *written, self.tokenizer.end_id]
+        columns = {"source": self._ids, "target": self._ids}
+        room = {"max_length": max(self.max_length, 2 * self.lengths[1] + 1), "batch_rows": 1}
+        found = predictor.over(Denoising._attention, [{"source": source, "target": target}], columns, **room)
+        read, write = ([self._shown([id]) or self.tokenizer.tokens([id])[0] for id in ids] for ids in (source, target))
+        return self._shown(written), [
+            attention_map("cross, by the token being written", found["cross"][0], write[1:], read),
+            attention_map("encoder", found["encoder"][0], read, read),
+            attention_map("decoder", found["decoder"][0], write[:-1], write[:-1]),
+        ]
+
+    @property
+    def _ids(self) -> Column:
+        num_ids = self.tokenizer.vocab_size + self.config.num_extra_ids(self.tokenizer)
+        return token_column(num_ids, self.tokenizer.pad_id)
+
+    def _fill(self, texts: Sequence[str], predictor: Predictor) -> list[list[int]]:
+        check_texts(self, texts)
+        sources = self._sources(texts)
+        self.tokenizer.warn_if_unknown([ids[:-1] for ids in sources], "texts")
+        examples = [{"source": ids} for ids in sources]
+        found = predictor.over(Denoising._search, examples, {"source": self._ids}, max_length=self.max_length)
+        rows = zip(found["tokens"], found["lengths"], strict=True)
+        return [tokens[:length].tolist() for tokens, length in rows]
+
+    def _search(self, model: T5, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """What is written for each source, by greedy decoding; and the batch, where it is to be shown beside it."""
+        source, length = batch["source"], 2 * self.lengths[1]
+        prompt = jnp.full((source.shape[0], 1), self.tokenizer.pad_id)
+        state = model.start(source, length)
+        found = greedy(model.decode, state, prompt, length=length, end_id=self.tokenizer.end_id)
+        return {"tokens": found.tokens, "lengths": found.lengths, **batch}
+
+    def _attention(self, model: T5, batch: Mapping[str, Array]) -> dict[str, Array]:
+        weights = model.attention(batch["source"], batch["target"][:, :-1])
+        return {name: jnp.moveaxis(array, 1, 0) for name, array in weights._asdict().items()}
 
     def _sources(self, texts: Sequence[str]) -> list[list[int]]:
         sources = []
         for text in texts:
             pieces, ids = [text], []
             for number, sentinel in enumerate(self.sentinels):
-                before, mark, after = pieces.pop().partition(MARK.format(number))
+                before, mark, after = pieces.pop().partition(SENTINEL.format(number))
                 ids += [*self.tokenizer.encode([before])[0], *([sentinel] if mark else [])]
                 if not mark:
                     break
@@ -209,7 +203,7 @@ class Denoising:
             sources.append([*ids, self.tokenizer.end_id])
         return sources
 
-    def _fault(self, ids: Sequence[int]) -> str | None:
+    def _problem(self, ids: Sequence[int]) -> str | None:
         if self.sentinels[0] not in ids:
             return "has no gap <extra_id_0> to be filled"
         if len(ids) > self.max_length:
@@ -224,47 +218,33 @@ class Denoising:
             if id is None or id in numbers:
                 texts.append(self.tokenizer.decode([piece])[0])
                 piece = []
-                texts.append("" if id is None else MARK.format(numbers[id]))
+                texts.append("" if id is None else SENTINEL.format(numbers[id]))
             else:
                 piece.append(id)
         return "".join(texts)
 
 
 class _CorruptedRows:
-    """A layout of documents one after the other: rows of text, of which chance leaves out spans."""
+    """A layout of documents one after the other: rows of text, from which random spans are left out."""
+
+    members = None
 
     def __init__(self, store: Store, task: Denoising):
         self._task = task
         batch_rows = task.batching.batch_rows(task.max_length)
-        self._chunks = Chunks(
-            store, length=task.num_tokens, batch_rows=batch_rows, pad_id=task.tokenizer.pad_id, overlap=0
-        )
-        self.buckets: list[Bucket] = self._chunks.buckets
+        self._chunks = Chunks(store, length=task.num_tokens, batch_rows=batch_rows, overlap=0)
+        self.buckets = self._chunks.buckets
         self.describe = self._chunks.describe
 
-    def rows(self, bucket: int, numbers: np.ndarray, count: int, chance: Chance) -> Batch:
-        """Arrays of `count` rows: those of these numbers, then empty ones."""
+    def rows(self, bucket: int, indices: np.ndarray, count: int, rng: RowRng) -> Batch:
+        """Arrays of `count` rows: those of these indices, then empty ones."""
         task, (source_length, target_length) = self._task, self._task.lengths
-        texts = self._chunks.rows(bucket, numbers, count, chance)
+        texts = self._chunks.rows(bucket, indices, count, rng)
         source = np.full((count, source_length), task.tokenizer.pad_id, np.int32)
         target = np.full((count, target_length + 1), task.tokenizer.pad_id, np.int32)  # it begins with padding
-        for place in range(len(numbers)):
-            ids = texts["text"][place][texts["text_segments"][place] > 0]
-            mask = noise_mask(len(ids), chance(place), density=task.config.density, mean_span=task.config.mean_span)
+        for row in range(len(indices)):
+            ids = texts["text"][row][texts["text_segments"][row] > 0]
+            mask = noise_mask(len(ids), rng(row), density=task.config.density, mean_span=task.config.mean_span)
             inputs, outputs = corrupt_spans(ids, mask, sentinels=task.sentinels, end_id=task.tokenizer.end_id)
-            source[place, : len(inputs)], target[place, 1 : len(outputs) + 1] = inputs, outputs
+            source[row, : len(inputs)], target[row, 1 : len(outputs) + 1] = inputs, outputs
         return {"source": source, "target": target}
-
-
-@partial(jax.jit, static_argnames="task")
-def _search(model: T5, source: Int[Array, "B S"], task: Denoising) -> tuple[Int[Array, "B length"], Int[Array, "B"]]:
-    length = 2 * task.lengths[1]
-    prompt = jnp.full((source.shape[0], 1), task.tokenizer.pad_id)
-    state = model.start(source, length)
-    found = greedy(model.decode, state, prompt, length=length, end_id=task.tokenizer.end_id)
-    return found.tokens, found.lengths
-
-
-@jax.jit
-def _attention(model: T5, source: Int[Array, "1 S"], target: Int[Array, "1 T"]) -> AttentionWeights:
-    return model.attention(source, target)

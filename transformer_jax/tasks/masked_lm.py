@@ -1,8 +1,7 @@
 """Masked language modelling with next-sentence prediction, as BERT is trained (Devlin et al. 2019, section 3.1)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import jax
@@ -10,25 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from transformer_jax.data.columns import Column, Example, token_column
 from transformer_jax.data.rows import BatchingConfig
 from transformer_jax.data.source import Document
-from transformer_jax.data.store import Example, Store
+from transformer_jax.data.store import Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
 from transformer_jax.functional import cross_entropy
 from transformer_jax.models import Bert, BertConfig
-from transformer_jax.parallel import Strategy
-from transformer_jax.tasks.inference import bucket_width, first_batches, padded, text_batches, without_padding
+from transformer_jax.tasks.abilities import AttentionMap, attention_map, check_texts, listed_tokens
+from transformer_jax.tasks.predictor import Predictor
+from transformer_jax.tasks.scores import perplexity
 from transformer_jax.tasks.sentence_rows import SentenceRows, SentenceRowsConfig
-from transformer_jax.tasks.task import (
-    Figures,
-    Sums,
-    Tick,
-    Watched,
-    listed,
-    loss_and_perplexity,
-    sum_over,
-)
+from transformer_jax.tasks.task import Loss, LossTerm, Metrics, Results, Task, TaskConfig
 
 MASK = "[MASK]"
 """What a mask may be written as, whatever the tokenizer calls it."""
@@ -36,46 +29,55 @@ AT_ONCE = 8  # positions of a row whose logits are in memory
 
 
 @dataclass(frozen=True)
-class MaskedLMConfig:
+class MaskedLMConfig(TaskConfig):
     """Tokens that were masked, and whether a text follows another: for a Bert. A line of a document is a sentence."""
 
     rate: float = 0.15
-    """Share of the tokens that are predicted. Of these 80 % are masked, 10 % stay, 10 % are replaced."""
+    """Fraction of the tokens that are predicted; of these 80 % are masked, 10 % stay and 10 % are replaced."""
     whole_words: bool = False
     """Mask all tokens of a word together."""
     next_sentence: bool = True
-    """Give two texts and predict whether the second follows the first. Without, a row is one text (RoBERTa)."""
+    """Give two texts and predict whether the second follows the first; otherwise a row is one text (RoBERTa)."""
 
     fields: ClassVar = ("text",)
+    text_fields: ClassVar = ("text",)
     models: ClassVar = (BertConfig,)
+    decides: ClassVar = ("heads",)
 
     def __post_init__(self):
         if not 0 < self.rate < 1:
             raise UserError(f"rate must be over 0 and below 1; got {self.rate}")
 
-    def num_extra_ids(self, tokenizer: Tokenizer) -> int:
-        """Ids that the model needs beside those of the tokenizer: the mask, if it has none."""
-        return 0 if tokenizer.mask_id is not None else 1
+    def num_extra_ids(self, processor: Tokenizer) -> int:
+        """Number of ids that the model needs beside those of the tokenizer: the mask, if it has none."""
+        return 0 if processor.mask_id is not None else 1
 
-    def build(self, tokenizer: Tokenizer, model: BertConfig, batching: BatchingConfig) -> "MaskedLM":
-        """The task with this tokenizer, for a model of this config."""
-        for head in ("masked_lm", *(("next_sentence",) if self.next_sentence else ())):
-            if head not in model.heads:
-                raise UserError(f"model.heads={model.heads} lack {head!r}, which the task trains; add it")
+    def adapt(self, model: BertConfig, records: Sequence[Document]) -> BertConfig:
+        """With the heads that are trained."""
+        needed = ("pooler", "masked_lm", "next_sentence") if self.next_sentence else ("masked_lm",)
+        return replace(model, heads=needed)  # type: ignore[arg-type]
+
+    def build(self, processor: Tokenizer, model: BertConfig, batching: BatchingConfig) -> "MaskedLM":
+        """The task with a run's tokenizer, for a model of this config."""
         if model.max_length < 8:
             raise UserError(f"model.max_length={model.max_length} has no room for two texts; give at least 8")
-        return MaskedLM(self, tokenizer, batching, model.max_length)
+        return MaskedLM(self, processor, batching, model.max_length)
 
 
 @dataclass(frozen=True)
-class MaskedLM:
-    """How documents become batches, what the loss is, and how well a model does."""
+class MaskedLM(Task):
+    """Rows of one or two texts, of which some tokens are masked."""
 
     config: MaskedLMConfig
     tokenizer: Tokenizer
     batching: BatchingConfig
     max_length: int
     """Tokens of a row, special ones included."""
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The ids of a sentence."""
+        return {"text": token_column(self.tokenizer.vocab_size, self.tokenizer.pad_id)}
 
     @property
     def mask_id(self) -> int:
@@ -93,7 +95,7 @@ class MaskedLM:
         return max(1, round(self.max_length * self.config.rate))
 
     def encode(self, records: Sequence[Document]) -> list[Example]:
-        """The sentences of each document, `{"text": ids}`, and an empty one after them."""
+        """The sentences of each document, and an empty one after them."""
         documents = [[line for line in record["text"].split("\n") if line.strip()] for record in records]
         encoded = iter(self.tokenizer.encode([sentence for document in documents for sentence in document]))
         examples: list[Example] = []
@@ -102,7 +104,7 @@ class MaskedLM:
             examples.append({"text": []})
         return examples
 
-    def layout(self, examples: Store) -> SentenceRows:
+    def layout(self, examples: Store, *, training: bool) -> SentenceRows:
         """Texts of a few sentences of a document, or pairs of them."""
         tokenizer = self.tokenizer
         config = SentenceRowsConfig(
@@ -119,90 +121,84 @@ class MaskedLM:
         )
         return SentenceRows(examples, config, continues=tokenizer.continues() if self.config.whole_words else None)
 
-    def loss(self, model: Bert, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Sums:
-        """Cross-entropy of the masked tokens, and of the pairs: weighed so that the mean is the sum of both means."""
-        sums = self._sums(model, batch, key)
-        # The means have different numbers below them; there are about as many predictions in every row.
-        return sums["loss"] + self.max_predictions * sums["pair_loss"], sums["tokens"]
-
-    def sums(self, model: Bert, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """The losses, and how many predictions there are and are right."""
-        return self._sums(model, batch, None)
-
-    def evaluate(
-        self, model: Bert, records: Sequence[Document], strategy: Strategy, *, tick: Tick = lambda done: None
-    ) -> Figures:
-        """Loss and accuracy of the masked tokens, and of the pairs, over every document once."""
-        layout = self.layout(Store.of(self.encode(list(records))))
-        sums = sum_over(self, model, layout, strategy, num_records=len(records), tick=tick)
-        figures = loss_and_perplexity(sums)
-        figures["masked_match"] = sums["right"] / max(sums["tokens"], 1)
+    def loss(self, model: Bert, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Loss:
+        """Cross-entropy of the masked tokens, plus that of the pairs."""
+        hidden = model(batch["ids"], batch["types"], valid=batch["valid"], dropout_key=key)
+        logits = model.masked_lm(_take(hidden, batch["positions"]))
+        total, weight = cross_entropy(logits, batch["labels"], batch["weights"])
+        right = jnp.sum((jnp.argmax(logits, -1) == batch["labels"]) * batch["weights"])
+        terms = {"masked_lm_loss": LossTerm(total, weight), "masked_lm_accuracy": LossTerm(right, weight, 0.0)}
         if self.config.next_sentence:
-            figures["pair_loss"] = sums["pair_loss"] / max(sums["pairs"], 1)
-            figures["pair_match"] = sums["pairs_right"] / max(sums["pairs"], 1)
-        return figures
+            is_pair = batch["weights"].sum(axis=1) > 0  # a row that only fills the batch up has no prediction
+            pairs = model.next_sentence(hidden)
+            total, weight = cross_entropy(pairs, batch["pair"], is_pair)
+            right = jnp.sum((jnp.argmax(pairs, -1) == batch["pair"]) & is_pair)
+            terms["next_sentence_loss"] = LossTerm(total, weight)
+            terms["next_sentence_accuracy"] = LossTerm(right, weight, 0.0)
+        return terms
 
-    def faults(self, texts: Sequence[str]) -> list[str | None]:
-        """What keeps the masks of each text from being filled, if anything does."""
-        return [self._fault(ids) for ids in self._masked(texts)]
+    def score(self, results: Results) -> Metrics:
+        """Perplexity of the masked tokens."""
+        return {"perplexity": perplexity(results.means["masked_lm_loss"])}
 
-    def complete(self, model: Bert, texts: Sequence[str], strategy: Strategy) -> list[str]:
-        """Each text with its masks filled by the likeliest tokens."""
+    def problems(self, texts: Sequence[str]) -> list[str | None]:
+        """Why the masks of each text cannot be filled, if they cannot."""
+        return [self._problem(ids) for ids in self._masked(texts)]
+
+    def write(self, texts: Sequence[str], predictor: Predictor) -> list[str]:
+        """Each text with its masks filled by the most likely tokens."""
+        check_texts(self, texts)
         rows = self._masked(texts)
-        for text, ids in zip(texts, rows, strict=True):
-            if fault := self._fault(ids):
-                raise UserError(f"the text {text[:20]!r} {fault}")
         self.tokenizer.warn_if_unknown([ids[1:-1] for ids in rows], "texts")
-        filled = [""] * len(texts)
-        room = {"max_length": self.max_length, "pad_id": self.tokenizer.pad_id}
-        for members, batch in text_batches(rows, self.batching, strategy, **room):
-            guesses = np.asarray(_guesses(model, strategy.place(batch)["ids"], task=self))
-            written = np.where(batch["ids"] == self.mask_id, guesses, batch["ids"])
-            for member, ids in zip(members, written, strict=False):
-                (filled[member],) = self.tokenizer.decode([ids[: len(rows[member])]])
-        return filled
+        examples = [{"ids": ids} for ids in rows]
+        found = predictor.over(MaskedLM._fill, examples, self._row_columns, max_length=self.max_length)
+        return self.tokenizer.decode([filled[: len(ids)] for filled, ids in zip(found["ids"], rows, strict=True)])
 
-    def samples(self, model: Bert, records: Sequence[Document], strategy: Strategy) -> list[dict[str, str]]:
+    def samples(self, records: Sequence[Document], predictor: Predictor) -> list[dict[str, str]]:
         """Some of the texts with tokens masked, what the model takes these for, and what they are."""
+        layout = self.layout(Store.of(self.encode(records), self.columns), training=False)
+        found = predictor(MaskedLM._guess, layout, limit=len(records))
         rows = []
-        for count, batch in first_batches(self.layout(Store.of(self.encode(records))), len(records), strategy):
-            guesses = np.asarray(_chosen_guesses(model, strategy.place(batch), task=self))
-            for row in range(count):
-                chosen = batch["weights"][row] > 0
-                shown = batch["ids"][row][batch["valid"][row]]
-                names = (
-                    self._shown(shown),
-                    *(listed(self.tokenizer, ids[row][chosen]) for ids in (guesses, batch["labels"])),
-                )
-                rows.append(dict(zip(("text", "model", "reference"), names, strict=True)))
+        for ids, valid, guesses, labels, weights in zip(*(found[name] for name in _SHOWN), strict=True):
+            words = [listed_tokens(self.tokenizer, tokens[weights > 0]) for tokens in (guesses, labels)]
+            rows.append({"text": self._shown(ids[valid]), "model": words[0], "reference": words[1]})
         return rows
 
-    def attention(self, model: Bert, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
+    def attention(self, text: str, predictor: Predictor) -> tuple[str, list[AttentionMap]]:
         """A text with its masks, if any, filled, and what its tokens attend to."""
         (ids,) = self._masked([text])
         if len(ids) > self.max_length:
             raise UserError(f"the text has {len(ids)} tokens; the model reads at most {self.max_length}")
-        (filled,) = self.complete(model, [text], strategy) if self.mask_id in ids else [""]
+        (filled,) = self.write([text], predictor) if self.mask_id in ids else [""]
         tokens = [self.mask_token if id == self.mask_id else self.tokenizer.tokens([id])[0] for id in ids]
-        width = bucket_width(self.max_length, self.batching)
-        row = padded(ids, width, max_length=self.max_length, pad_id=self.tokenizer.pad_id)
-        return filled, [without_padding("encoder", _attention(model, row), tokens, tokens)]
+        room = {"max_length": self.max_length, "batch_rows": 1}
+        found = predictor.over(MaskedLM._attention, [{"ids": ids}], self._row_columns, **room)
+        return filled, [attention_map("encoder", found["weights"][0], tokens, tokens)]
 
-    def _sums(self, model: Bert, batch: Mapping[str, Array], key: Array | None) -> dict[str, Array]:
-        hidden = self._hidden(model, batch, key)
-        logits = model.masked_lm(_take(hidden, batch["places"]))
-        total, weight = cross_entropy(logits, batch["labels"], batch["weights"])
-        right = jnp.sum((jnp.argmax(logits, -1) == batch["labels"]) * batch["weights"])
-        sums = {"loss": total, "tokens": weight, "right": right, "pair_loss": jnp.zeros_like(total)}
-        if self.config.next_sentence:
-            is_pair = batch["weights"].sum(axis=1) > 0  # a row that only fills the batch up has no prediction
-            pairs = model.next_sentence(hidden)
-            sums["pair_loss"], sums["pairs"] = cross_entropy(pairs, batch["pair"], is_pair)
-            sums["pairs_right"] = jnp.sum((jnp.argmax(pairs, -1) == batch["pair"]) & is_pair)
-        return sums
+    @property
+    def _row_columns(self) -> dict[str, Column]:
+        return {"ids": token_column(max(self.mask_id + 1, self.tokenizer.vocab_size), self.tokenizer.pad_id)}
 
-    def _hidden(self, model: Bert, batch: Mapping[str, Array], key: Array | None = None) -> Array:
-        return model(batch["ids"], batch["types"], valid=batch["valid"], dropout_key=key)
+    def _fill(self, model: Bert, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """The most likely token at each mask: a few positions at a time, since logits are the largest array by far."""
+        ids = batch["ids"]
+
+        def guess(hidden: Float[Array, "B D"]) -> Int[Array, "B"]:
+            return jnp.argmax(model.masked_lm(hidden[:, None])[:, 0, : self.tokenizer.vocab_size], axis=-1)
+
+        hidden = jnp.moveaxis(model(ids, valid=batch["ids_segments"] > 0), 1, 0)
+        guesses = jnp.moveaxis(jax.lax.map(guess, hidden, batch_size=AT_ONCE), 0, 1)
+        return {"ids": jnp.where(ids == self.mask_id, guesses, ids)}
+
+    def _guess(self, model: Bert, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """The most likely token at each of the positions that are predicted, and what can be shown of a row."""
+        hidden = model(batch["ids"], batch["types"], valid=batch["valid"])
+        logits = model.masked_lm(_take(hidden, batch["positions"]))
+        guesses = jnp.argmax(logits[:, :, : self.tokenizer.vocab_size], axis=-1)
+        return {"guesses": guesses} | {name: batch[name] for name in _SHOWN if name != "guesses"}
+
+    def _attention(self, model: Bert, batch: Mapping[str, Array]) -> dict[str, Array]:
+        return {"weights": jnp.moveaxis(model.attention(batch["ids"], valid=batch["ids_segments"] > 0), 1, 0)}
 
     def _masked(self, texts: Sequence[str]) -> list[list[int]]:
         begin, end = self.tokenizer.begin_id, self.tokenizer.end_id
@@ -219,7 +215,7 @@ class MaskedLM:
             rows.append([begin, *inner, end])
         return rows
 
-    def _fault(self, ids: Sequence[int]) -> str | None:
+    def _problem(self, ids: Sequence[int]) -> str | None:
         if self.mask_id not in ids:
             return f"has no {self.mask_token} to be filled"
         if len(ids) > self.max_length:
@@ -232,28 +228,8 @@ class MaskedLM:
         return self.mask_token.join(texts)
 
 
-def _take(hidden: Array, places: Array) -> Array:
-    return jnp.take_along_axis(hidden, places[:, :, None], axis=1)
+_SHOWN = ("ids", "valid", "guesses", "labels", "weights")
 
 
-@partial(jax.jit, static_argnames="task")
-def _guesses(model: Bert, ids: Int[Array, "B T"], task: MaskedLM) -> Int[Array, "B T"]:
-    """The likeliest token at every position: a few at a time, since logits of all are the largest array by far."""
-
-    def guess(hidden: Float[Array, "B D"]) -> Int[Array, "B"]:
-        return jnp.argmax(model.masked_lm(hidden[:, None])[:, 0, : task.tokenizer.vocab_size], axis=-1)
-
-    hidden = jnp.moveaxis(model(ids), 1, 0)
-    return jnp.moveaxis(jax.lax.map(guess, hidden, batch_size=AT_ONCE), 0, 1)
-
-
-@partial(jax.jit, static_argnames="task")
-def _chosen_guesses(model: Bert, batch: dict[str, Array], task: MaskedLM) -> Int[Array, "B P"]:
-    """The likeliest token at each of the positions that are predicted."""
-    logits = model.masked_lm(_take(task._hidden(model, batch), batch["places"]))
-    return jnp.argmax(logits[:, :, : task.tokenizer.vocab_size], axis=-1)
-
-
-@jax.jit
-def _attention(model: Bert, ids: Int[Array, "1 T"]) -> Float[Array, "L 1 N T T"]:
-    return model.attention(ids)
+def _take(hidden: Float[Array, "B T D"], positions: Int[Array, "B P"]) -> Float[Array, "B P D"]:
+    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1)

@@ -13,7 +13,7 @@ class Permuted(NamedTuple):
 
     order: Int[np.ndarray, "T"]
     """When a token is known: -1 from the beginning, then one after the other."""
-    places: Int[np.ndarray, "P"]
+    positions: Int[np.ndarray, "P"]
     """The targets, in ascending order: the rows of the original's `target_mapping`."""
     content: Bool[np.ndarray, "T T"]
     """A token sees itself and all that are known before it."""
@@ -31,9 +31,10 @@ def sample_targets(
 ) -> Bool[np.ndarray, "T"]:
     """Choose exactly `num_predict` tokens: short spans with context around them (section 3.1, `_sample_mask` of xlnet).
 
-    From left to right, a span of n = 1 to `max_gram` tokens, with chance in proportion to 1/n, comes at a random place
-    among n * `alpha` others, until there are enough; the last span is shortened. What the row has no room for is made
-    up of single tokens from anywhere. A span begins at any token, whereas those of the original begin with a word.
+    From left to right, a span of n = 1 to `max_gram` tokens, with a probability in proportion to 1/n, comes at a random
+    position among n * `alpha` others, until there are enough; the last span is shortened. What the row has no room for
+    is made up of single tokens from anywhere. A span begins at any token, whereas those of the original begin with a
+    word.
 
     `functional` tokens ([SEP], [CLS]) are never chosen. The original predicts less where its spans cover them; here
     they are replaced by single tokens, so that each row has the same number.
@@ -52,12 +53,12 @@ def sample_targets(
     grams = np.diff(np.minimum(np.cumsum(grams), num_predict), prepend=0)
     left = (random.random(enough) * grams * alpha).astype(int)
     stride = grams * (alpha + 1)
-    begins = np.cumsum(stride) - stride + left
-    fits = (begins + grams < length) & (grams > 0)
+    starts = np.cumsum(stride) - stride + left
+    fits = (starts + grams < length) & (grams > 0)
 
     edges = np.zeros(length, int)
-    edges[begins[fits]] = 1
-    edges[(begins + grams)[fits]] = -1  # no span touches the next: at least one token of its context follows it
+    edges[starts[fits]] = 1
+    edges[(starts + grams)[fits]] = -1  # no span touches the next: at least one token of its context follows it
     targets = np.cumsum(edges).astype(bool) & ~functional
     missing = num_predict - np.count_nonzero(targets)
     targets[random.choice(np.flatnonzero(~targets & ~functional), missing, replace=False)] = True
@@ -71,7 +72,7 @@ def permutation_masks(
     *,
     size: int | None = None,
 ) -> Permuted:
-    """Draw a factorization order, and the masks of the two streams for it (section 2.3, `_local_perm` of xlnet).
+    """Sample a factorization order, and the masks of the two streams for it (section 2.3, `_local_perm` of xlnet).
 
     Tokens that are neither targets nor functional are known from the beginning: all see them, and they see only each
     other. Targets and functional tokens come one after the other in random order and see what came before. With `size`,
@@ -89,8 +90,8 @@ def permutation_masks(
     if size < 1 or length % size:
         raise UserError(f"size={size} does not divide the row of {length} tokens; give a divisor of {length}")
     blocks = np.arange(0, length, size)
-    drawn = (blocks[:, None] + random.permutation(size)[None, :]).ravel()
-    order = np.where(is_target | functional, drawn, -1).astype(np.int32)
+    permuted = (blocks[:, None] + random.permutation(size)[None, :]).ravel()
+    order = np.where(is_target | functional, permuted, -1).astype(np.int32)
     content = order[:, None] >= order[None, :]
     query = content.copy()
     np.fill_diagonal(query, False)

@@ -29,12 +29,12 @@ def sentence_pair(
     max_length: int,
     other: Callable[[np.random.Generator], Int[np.ndarray, "D"]],
 ) -> Pair:
-    """A text of a document, and with even chance the text that follows it there or one of another document.
+    """A text of a document, and with probability 1/2 the text that follows it there or one of another document.
 
     The second text is cut to the room that there is beside the first, `max_length` tokens for both without the special
     ones that `assemble` adds. A text that ends its document follows what is `before` it instead of being followed by
     what is `after`; one that is all of its document is always beside another. `other(random)` gives a text of another
-    document. BERT draws the first text anew for each row, and puts what it does not use back for the next one; here
+    document. BERT samples the first text anew for each row, and puts what it does not use back for the next one; here
     every row has a text of its own, all of it, so that none is lost.
 
     BERT makes one row in ten shorter, so that short texts are known too: give a smaller `max_length` for these.

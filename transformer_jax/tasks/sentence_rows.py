@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer_jax.data.batches import Batch, Bucket, Chance
+from transformer_jax.data.batches import Batch, Bucket, RowRng
 from transformer_jax.data.store import Store
 from transformer_jax.tasks.sentence_pairs import assemble, sentence_pair
 from transformer_jax.tasks.token_masking import mask_tokens
@@ -20,9 +20,9 @@ class SentenceRowsConfig:
     """Tokens of a row, special ones included."""
     batch_rows: int
     max_predictions: int
-    """Most tokens of a row that are predicted,"""
+    """Most tokens of a row that are predicted."""
     rate: float
-    """and their share of it."""
+    """Fraction of the tokens of a row that are predicted."""
     pairs: bool
     """Whether a row is two texts, of which the second may follow the first, or one."""
     pad_id: int
@@ -37,7 +37,7 @@ class SentenceRows:
     """A layout of sentences `{"text": ids}`, with an empty one after each document.
 
     A document is cut into texts, one for each row: whole sentences, or a piece of one that is longer than a row. So an
-    epoch has every token. Where texts are cut stays the same; what is masked in a row and what else is in it is drawn
+    epoch has every token. Where texts are cut stays the same; what is masked in a row and what else is in it is random
     each time.
 
     Args:
@@ -45,6 +45,8 @@ class SentenceRows:
         config: what rows are like.
         continues: for each id whether it goes on with a word, where words are to be masked whole.
     """
+
+    members = None
 
     def __init__(self, store: Store, config: SentenceRowsConfig, *, continues: np.ndarray | None = None):
         self._store, self._config, self._continues = store, config, continues
@@ -57,21 +59,21 @@ class SentenceRows:
         """What there is, for people."""
         return f"{len(self._ids):,} tokens of {len(self._documents):,} documents"
 
-    def rows(self, bucket: int, numbers: np.ndarray, count: int, chance: Chance) -> Batch:
-        """Arrays of `count` rows: those of these numbers, then empty ones."""
+    def rows(self, bucket: int, indices: np.ndarray, count: int, rng: RowRng) -> Batch:
+        """Arrays of `count` rows: those of these indices, then empty ones."""
         config = self._config
         batch = {
             "ids": np.full((count, config.length), config.pad_id, np.int32),
             "types": np.zeros((count, config.length), np.int32),
             "valid": np.zeros((count, config.length), bool),
-            "places": np.zeros((count, config.max_predictions), np.int32),
+            "positions": np.zeros((count, config.max_predictions), np.int32),
             "labels": np.zeros((count, config.max_predictions), np.int32),
             "weights": np.zeros((count, config.max_predictions), np.float32),
             "pair": np.zeros(count, np.int32),
         }
-        for place, number in enumerate(numbers):
-            random = chance(place)
-            ids, types, label = self._row(int(number), random)
+        for row, index in enumerate(indices):
+            random = rng(row)
+            ids, types, label = self._row(int(index), random)
             special = np.isin(ids, (config.begin_id, config.end_id))
             masked = mask_tokens(
                 ids,
@@ -83,21 +85,21 @@ class SentenceRows:
                 max_predictions=config.max_predictions,
                 continues=None if self._continues is None else self._continues[ids],
             )
-            found = len(masked.places)
-            batch["ids"][place, : len(ids)], batch["types"][place, : len(ids)] = masked.ids, types
-            batch["valid"][place, : len(ids)] = True  # a token may well be replaced by the padding id
-            batch["places"][place, :found], batch["labels"][place, :found] = masked.places, masked.labels
-            batch["weights"][place, :found], batch["pair"][place] = 1, label
+            found = len(masked.positions)
+            batch["ids"][row, : len(ids)], batch["types"][row, : len(ids)] = masked.ids, types
+            batch["valid"][row, : len(ids)] = True  # a token may well be replaced by the padding id
+            batch["positions"][row, :found], batch["labels"][row, :found] = masked.positions, masked.labels
+            batch["weights"][row, :found], batch["pair"][row] = 1, label
         return batch
 
     @property
     def _ids(self) -> np.ndarray:
-        return self._store.ids["text"] if len(self._store) else np.zeros(0, np.int32)
+        return self._store.values["text"]
 
     @property
     def _ends(self) -> np.ndarray:
         """Where each sentence ends in the ids."""
-        return self._store.ends["text"] if len(self._store) else np.zeros(0, np.int64)
+        return self._store.ends["text"]
 
     def _row(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
         """The ids of a row, their types, and whether its texts follow each other."""
@@ -162,7 +164,7 @@ def _texts(ends: np.ndarray, documents: np.ndarray, room: int, *, pairs: bool) -
     random number, as BERT cuts a row in two at random, and leaves room for a token of the other. Of a sentence that is
     longer than the room, tokens take the place of sentences.
     """
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(0)  # the same cuts whenever a run goes on
     texts = []
     for document, (first, last) in enumerate(documents.tolist()):
         start = first

@@ -1,113 +1,152 @@
-"""What every task says of itself."""
+"""What a task is: how records become examples, what the loss is, what is predicted and how predictions are scored."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
-import jax
-import numpy as np
 from jaxtyping import Array, Float, Key
 
-from transformer_jax.data.batches import Batches, Layout
-from transformer_jax.data.store import Example, Store
-from transformer_jax.data.tokenizer import Tokenizer
-from transformer_jax.errors import UserError
-from transformer_jax.parallel import Strategy
+from transformer_jax.data.batches import Layout
+from transformer_jax.data.columns import Column, Example
+from transformer_jax.data.rows import BatchingConfig, Rows
+from transformer_jax.data.store import Store
 
-Figures = dict[str, float | str]
-Sums = tuple[Float[Array, ""], Float[Array, ""]]
-"""A sum of losses and the weight to divide it by, once all of them are added up."""
+Metrics = dict[str, float | str]
 
-Tick = Callable[[int], None]
-"""Called after each batch of an evaluation with the number of records it had; may raise to stop."""
+WIDTH = 8  # rows that are not for training are padded to a multiple of it, so that sets share compiled shapes
 
 
-class Watched(NamedTuple):
-    """What attends to what in one place of a model: the weights of all layers and heads for one text."""
+class LossTerm(NamedTuple):
+    """A sum over a batch and the weight to divide it by, once all batches, devices and processes are added up."""
 
-    title: str
-    weights: Float[Array, "L N T S"]
-    queries: list[str]
-    """The tokens that attend,"""
-    keys: list[str]
-    """and those that they attend to."""
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+    factor: float = 1.0
+    """What the mean is multiplied by in the loss: 0 for a metric that is watched and not trained."""
 
 
-class Task(Protocol):
-    """How records become batches, what the loss is, and how well a model does. Hashable: it is static under `jit`."""
+Loss = Mapping[str, LossTerm | tuple[Array, Array]] | tuple[Array, Array]
+"""Named terms, whose means times their factors are added up; or the one term there is."""
+
+
+RESERVED = ("weight", "gradient_norm", "learning_rate")
+"""Metrics of a training step, whose names a term of the loss cannot have."""
+
+
+def loss_terms(loss: Loss) -> dict[str, LossTerm]:
+    """A loss as its named terms; the only one of a plain (sum, weight) is called "loss"."""
+    if isinstance(loss, tuple):
+        return {"loss": LossTerm(*loss)}
+    if not isinstance(loss, Mapping):
+        raise TypeError(f"a loss is a tuple (sum, weight), or a dict of them by name; got {type(loss).__name__}")
+    for name in RESERVED:
+        if name in loss:
+            raise ValueError(f"a term of the loss is called {name!r}, which is a metric of every step; rename it")
+    return {name: LossTerm(*term) for name, term in loss.items()}
+
+
+def mean_loss(terms: Mapping[str, LossTerm]) -> dict[str, Any]:
+    """The loss, and the mean of each term that is not called "loss" itself."""
+    means = {name: term.total / (term.weight + (term.weight == 0)) for name, term in terms.items()}
+    loss = sum(terms[name].factor * mean for name, mean in means.items() if terms[name].factor)
+    return {"loss": loss} | {name: mean for name, mean in means.items() if name != "loss"}
+
+
+class BestCheckpoint(NamedTuple):
+    """The validation metric that marks the best checkpoint of a run, and whether its lowest or highest value does."""
+
+    metric: str
+    direction: Literal["lowest", "highest"]
+
+
+class Results(NamedTuple):
+    """What an evaluation gives a task to score."""
+
+    means: Mapping[str, float]
+    """The loss and the means of its terms."""
+    predictions: Mapping[str, Any]
+    """What `predict` gave: by name an array with a leading axis of examples, or of rows where a row is not one example;
+    a list of arrays where these have different shapes."""
+    examples: Store
+    """The encoded examples."""
+    records: Sequence[Any]
+    """What they were encoded from."""
+
+
+@dataclass(frozen=True)
+class TaskConfig(ABC):
+    """The settings of a task, as part of the config of a run. Subclasses are frozen dataclasses."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    """What the task reads of a record."""
+    text_fields: ClassVar[tuple[str, ...]] = ()
+    """Those of the fields that are texts, which a tokenizer is trained on."""
+    word_fields: ClassVar[tuple[str, ...]] = ()
+    """Those that are the words of a text, in a list or with spaces between; a tokenizer is trained on them, too."""
+    models: ClassVar[tuple[type, ...]] = (object,)
+    """The configs of the models that it can train."""
+    decides: ClassVar[tuple[str, ...]] = ()
+    """The fields of the model's config that `adapt` sets."""
+
+    def num_extra_ids(self, processor: Any) -> int:
+        """Number of ids that the model needs beside those of the tokenizer."""
+        return 0
+
+    def adapt(self, model: Any, records: Sequence[Any]) -> Any:
+        """The config of a model with all that this task needs, such as a head for the labels in the training set."""
+        return model
+
+    @abstractmethod
+    def build(self, processor: Any, model: Any, batching: BatchingConfig) -> "Task":
+        """The task with a run's processor (a tokenizer, or None), for a model of this config."""
+
+
+class Task(ABC):
+    """How a model is trained and judged. Hashable, such as a frozen dataclass: it is static under `jit`.
+
+    What else a task can do is a protocol of its own, in `transformer_jax.tasks.abilities`.
+    """
+
+    unit: ClassVar[str] = "tokens"
+    """What the weight of the loss counts."""
+    best: ClassVar[BestCheckpoint] = BestCheckpoint("loss", "lowest")
+    """What marks the best checkpoint."""
+    batching: BatchingConfig
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """What makes ids of text."""
+    @abstractmethod
+    def columns(self) -> dict[str, Column]:
+        """The columns of an example."""
 
+    @abstractmethod
     def encode(self, records: Sequence[Any]) -> list[Example]:
-        """Records as named sequences of ids."""
+        """The examples that these records become, in order."""
 
-    def layout(self, examples: Store) -> Layout:
-        """How encoded examples lie in the rows of training batches."""
+    @property
+    def max_lengths(self) -> dict[str, int]:
+        """The most items that the model can take, by column; others have no limit."""
+        return {}
 
-    def loss(self, model: Any, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Sums:
-        """The loss of a training batch."""
+    def describe(self) -> str:
+        """What else is good to know of a run before it is trained, such as its labels; "" for nothing."""
+        return ""
 
-    def evaluate(
-        self, model: Any, records: Sequence[Any], strategy: Strategy, *, tick: Tick = lambda done: None
-    ) -> Figures:
-        """Figures over every record once."""
+    def layout(self, examples: Store, *, training: bool) -> Layout:
+        """How examples lie in rows: packed for training if the batching says so, else one to a row."""
+        if training:
+            return Rows(examples, self.batching, max_lengths=self.max_lengths, too_long="cut")
+        batching = replace(self.batching, pack_length=None)
+        return Rows(examples, batching, max_lengths=self.max_lengths, too_long="cut", width_multiple=WIDTH)
 
-    def faults(self, texts: Sequence[str]) -> list[str | None]:
-        """What keeps each text from being given to `complete`, if anything does: "is empty", "has 300 tokens; ..."."""
+    @abstractmethod
+    def loss(self, model: Any, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Loss:
+        """The loss of a batch; `key` has one dropout key per row in training, and is None in evaluation."""
 
-    def complete(self, model: Any, texts: Sequence[str], strategy: Strategy) -> list[str]:
-        """What the model writes for each text."""
+    def predict(self, model: Any, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """What the model says of each row of a batch, to be scored: arrays with a leading row axis."""
+        return {}
 
-    def samples(self, model: Any, records: Sequence[Any], strategy: Strategy) -> list[dict[str, str]]:
-        """What the model makes of some of these records, to be looked at: named texts, the first its input."""
-
-    def attention(self, model: Any, text: str, strategy: Strategy) -> tuple[str, list[Watched]]:
-        """What the model writes for a text, if it writes, and what it attends to."""
-
-
-def require_head(lm_head: bool) -> None:
-    """Raise if a model lacks the output layer."""
-    if not lm_head:
-        raise UserError("model.lm_head is off, and the task trains it; set it")
-
-
-def loss_and_perplexity(sums: Mapping[str, float]) -> Figures:
-    """The loss per token, and what it is the logarithm of."""
-    loss = sums["loss"] / max(sums["tokens"], 1)
-    return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
-
-
-def listed(tokenizer: Tokenizer, ids: np.ndarray) -> str:
-    """Tokens one beside the other, for people."""
-    return " · ".join(text.strip() for text in tokenizer.decode([[id] for id in ids]))
-
-
-class Counted(Protocol):
-    """A task whose figures are made of sums over batches."""
-
-    def sums(self, model: Any, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """What is added up over the batches of an evaluation."""
-
-
-def sum_over(
-    task: Counted, model: Any, layout: Layout, strategy: Strategy, *, num_records: int, tick: Tick
-) -> dict[str, float]:
-    """The sums of a task over all rows of a layout."""
-    batches = Batches(layout, multiple=strategy.num_devices)
-    totals: dict[str, float] = {}
-    done = 0
-    for number, (_, batch) in enumerate(batches.once(), 1):
-        for name, value in _sums(model, strategy.place(batch), task=task).items():
-            totals[name] = totals.get(name, 0.0) + float(value)
-        due = num_records * number // batches.per_epoch
-        tick(due - done)
-        done = due
-    return totals
-
-
-@partial(jax.jit, static_argnames="task")
-def _sums(model: Any, batch: dict[str, Array], task: Counted) -> dict[str, Array]:
-    return task.sums(model, batch)
+    def score(self, results: Results) -> Metrics:
+        """Metrics of a split, besides the loss and the means of its terms."""
+        return {}

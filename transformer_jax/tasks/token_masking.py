@@ -12,7 +12,7 @@ class Masked(NamedTuple):
     """A row with some of its tokens replaced, and what was there."""
 
     ids: Int[np.ndarray, "T"]
-    places: Int[np.ndarray, "P"]
+    positions: Int[np.ndarray, "P"]
     """Where a token is to be predicted, in ascending order."""
     labels: Int[np.ndarray, "P"]
     """The tokens that were there."""
@@ -45,26 +45,26 @@ def mask_tokens(
     if not 0 < rate <= 1 or max_predictions < 1:
         raise UserError(f"rate={rate} must be over 0 and at most 1, and max_predictions={max_predictions} at least 1")
     number = min(max_predictions, max(1, round(len(ids) * rate)))
-    places = _choose(candidates, continues, number, random)
-    labels = ids[places]
+    positions = _choose(candidates, continues, number, random)
+    labels = ids[positions]
 
-    chance = random.random(len(places))
-    others = random.integers(vocab_size, size=len(places))
+    uniform = random.random(len(positions))
+    others = random.integers(vocab_size, size=len(positions))
     replaced = ids.copy()
-    replaced[places] = np.where(chance < 0.8, mask_id, np.where(chance < 0.9, labels, others))
-    return Masked(replaced, places, labels)
+    replaced[positions] = np.where(uniform < 0.8, mask_id, np.where(uniform < 0.9, labels, others))
+    return Masked(replaced, positions, labels)
 
 
 def _choose(
     candidates: np.ndarray, continues: np.ndarray | None, number: int, random: np.random.Generator
 ) -> np.ndarray:
-    """The places of at most `number` tokens: words in random order, each taken if there is room for all of it."""
+    """The positions of at most `number` tokens: words in random order, each taken if there is room for all of it."""
     begins = candidates.copy()
     if continues is not None:
         begins[1:] &= ~(continues[1:] & candidates[:-1])
-    places = np.flatnonzero(candidates)
-    words = np.flatnonzero(begins[places])
-    lengths = np.diff(words, append=len(places))
+    positions = np.flatnonzero(candidates)
+    words = np.flatnonzero(begins[positions])
+    lengths = np.diff(words, append=len(positions))
 
     chosen = np.zeros(len(words), bool)
     room = number
@@ -74,4 +74,4 @@ def _choose(
             room -= lengths[word]
         if not room:
             break
-    return places[np.repeat(chosen, lengths)]
+    return positions[np.repeat(chosen, lengths)]

@@ -1,30 +1,51 @@
 """Checkpoints of the training state: written in the background, whole or not at all."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 from orbax.checkpoint import checkpoint_managers as policies
 
 from transformer_jax.errors import UserError
+from transformer_jax.parallel.host import quiet_loggers
+from transformer_jax.tasks.task import BestCheckpoint
 from transformer_jax.training.state import TrainState
 
-BEST = "loss"
-"""The validation metric whose lowest value marks the best checkpoint."""
+MODEL, REST = "model", "training"
+"""The two items of a checkpoint: the parameters, which are all that inference reads, and what only training needs."""
+
+
+LOWEST_LOSS = BestCheckpoint("loss", "lowest")
 
 
 class Checkpoints:
-    """The newest `keep` states of a run, and the one with the lowest validation loss."""
+    """The newest `keep` states of a run, and the one with the best validation metric."""
 
-    def __init__(self, directory: Path, keep: int = 3, *, read_only: bool = False):
+    def __init__(
+        self,
+        directory: Path,
+        keep: int = 3,
+        *,
+        best: BestCheckpoint = LOWEST_LOSS,
+        read_only: bool = False,
+    ):
         self._directory = directory
-        best = policies.BestN(get_metric_fn=lambda figures: -figures[BEST], n=1, keep_checkpoints_without_metrics=False)
+        quiet_loggers()
+        sign = -1 if best.direction == "lowest" else 1
+
+        def goodness(metrics: Mapping[str, Any]) -> float:
+            value = sign * metrics.get(best.metric, math.nan)
+            return value if math.isfinite(value) else -math.inf  # NaN has no order: it would win or lose by chance
+
+        policy = policies.BestN(get_metric_fn=goodness, n=1, keep_checkpoints_without_metrics=False)
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+                preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), policy]),
                 cleanup_tmp_directories=not read_only,
                 read_only=read_only,
                 create=not read_only,
@@ -40,36 +61,80 @@ class Checkpoints:
         """Every step that is kept, oldest first."""
         return sorted(self._manager.all_steps())
 
-    def save(self, state: TrainState, figures: Mapping[str, float | str] | None = None) -> None:
-        """Begin to write the state; `figures` are those of its evaluation on the validation split."""
+    def save(self, state: TrainState, metrics: Mapping[str, float | str] | None = None) -> None:
+        """Begin to write the state; `metrics` are those of its evaluation on the validation split.
+
+        A state that is saved already is written again if there are metrics now: an evaluation may have been cut short.
+        """
         step = int(state.step)
+        if metrics is not None and step in self._manager.all_steps():
+            self.wait()
+            self._manager.delete(step)
+        model, rest = _split(state)
+        items = {MODEL: ocp.args.StandardSave(model), REST: ocp.args.StandardSave(rest)}
+        self._save(step, items, metrics)
+
+    def save_model(self, model: Any, step: int = 0) -> None:
+        """Begin to write parameters without a training state, for inference and to start runs from."""
+        self._save(step, {MODEL: ocp.args.StandardSave(_flat(model))}, None)
+
+    def _save(self, step: int, items: dict[str, Any], metrics: Mapping[str, float | str] | None) -> None:
         if step not in self._manager.all_steps():
-            metrics = None if figures is None else dict(figures)
-            self._manager.save(step, args=ocp.args.StandardSave(_to_arrays(state)), metrics=metrics)
+            kept = None if metrics is None else dict(metrics)
+            self._manager.save(step, args=ocp.args.Composite(**items), metrics=kept)
 
     def restore(self, like: TrainState, step: int | None = None) -> TrainState:
         """The state of a step, by default the newest; `like` has its structure, and may be abstract."""
+        step = self._known(step)
+        if not (self._directory / str(step) / REST).is_dir():
+            raise UserError(
+                f"{self._directory.parent} has parameters and no training state, as converted runs do; start a new run "
+                f"from it with --init-from {self._directory.parent}"
+            )
+        sharding = SingleDeviceSharding(jax.local_devices()[0])
+        model, rest = _split(like, abstract=True)
+        items = {MODEL: _target(model, sharding), REST: _target(rest, sharding)}
+        return _merge(like, self._restore(step, items))
+
+    def restore_model(
+        self, like: Any, step: int | None = None, *, dtype: Any = None, sharding: Sharding | None = None
+    ) -> Any:
+        """The parameters of a step, and nothing else of it.
+
+        Args:
+            like: a model of the same structure, which may be abstract.
+            step: the newest by default.
+            dtype: of the parameters; that of `like` by default.
+            sharding: of the parameters; all on the first device by default.
+        """
+        sharding = sharding or SingleDeviceSharding(jax.local_devices()[0])
+        target = _target(jax.eval_shape(_flat, like), sharding, dtype)
+        return _unflat(like, self._restore(self._known(step), {MODEL: target})[MODEL])
+
+    def _known(self, step: int | None) -> int:
+        self.wait()  # a step is listed before it is whole
         step = self.latest() if step is None else step
-        if step not in self._manager.all_steps():
+        if step is None or step not in self._manager.all_steps():
             kept = ", ".join(map(str, self.steps())) or "none"
             raise UserError(f"{self._directory} has no checkpoint of step {step}; there are: {kept}")
-        device = SingleDeviceSharding(jax.local_devices()[0])
-        target = {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
-            for name, x in jax.eval_shape(_to_arrays, like).items()
-        }
+        return step
+
+    def _restore(self, step: int, items: Mapping[str, Any]) -> Any:
+        arguments = {name: ocp.args.StandardRestore(target) for name, target in items.items()}
         try:
-            arrays = self._manager.restore(step, args=ocp.args.StandardRestore(target))
-        except ValueError as error:
-            raise UserError(f"checkpoint {step} of {self._directory} is of another model: {error}") from error
-        return _from_arrays(like, arrays)
+            return self._manager.restore(step, args=ocp.args.Composite(**arguments))
+        except (ValueError, KeyError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"checkpoint {step} of {self._directory} is of another model, or damaged: {reason}"
+            ) from error
 
     def wait(self) -> None:
         """Return when everything is on disk."""
         self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Finish what is being written, then give up the folder."""
+        """Finish what is being written, then release the folder."""
         self._manager.close()
 
 
@@ -79,15 +144,37 @@ def saved_step(directory: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
-def _to_arrays(state: TrainState) -> dict[str, jax.Array]:
-    """The state as flat names and plain arrays, so that a checkpoint outlives the classes that made it."""
+def _split(state: TrainState, *, abstract: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters, and the rest of a state, as flat names and plain arrays."""
+    rest = {"step": state.step, "optimizer": state.optimizer, "key": state.key}
+    return (
+        (jax.eval_shape(_flat, state.model), jax.eval_shape(_flat, rest))
+        if abstract
+        else (
+            _flat(state.model),
+            _flat(rest),
+        )
+    )
+
+
+def _merge(like: TrainState, items: Any) -> TrainState:
+    rest = _unflat({"step": like.step, "optimizer": like.optimizer, "key": like.key}, items[REST])
+    return TrainState(rest["step"], _unflat(like.model, items[MODEL]), rest["optimizer"], rest["key"])
+
+
+def _target(arrays: Mapping[str, Any], sharding: Sharding, dtype: Any = None) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=sharding) for name, x in arrays.items()}
+
+
+def _flat(tree: Any) -> dict[str, jax.Array]:
+    """A tree as flat names and plain arrays, so that a checkpoint outlives the classes that made it."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): _plain(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
-def _from_arrays(like: TrainState, arrays: dict[str, jax.Array]) -> TrainState:
+def _unflat(like: Any, arrays: Mapping[str, jax.Array]) -> Any:
     def pick(path, leaf):
         array = arrays[jax.tree_util.keystr(path, simple=True, separator="/")]
         return jax.random.wrap_key_data(array) if _is_key(leaf) else array

@@ -28,14 +28,14 @@ class MetricsLog:
         """Whether there is a line of this step and split."""
         return (step, split) in self._seen
 
-    def write(self, step: int, split: Split, figures: Mapping[str, float | str]) -> None:
+    def write(self, step: int, split: Split, metrics: Mapping[str, float | str]) -> None:
         """Add a line, unless there is one of this step and split."""
         if self.has(step, split):
             return
         self._seen.add((step, split))
-        self._file.write(json.dumps({"step": step, "split": split, **figures}) + "\n")
+        self._file.write(json.dumps({"step": step, "split": split, **metrics}) + "\n")
         self._file.flush()
-        scalars = {f"{split}/{name}": value for name, value in figures.items() if not isinstance(value, str)}
+        scalars = {f"{split}/{name}": value for name, value in metrics.items() if not isinstance(value, str)}
         self._events.write(step, scalars)
 
     def close(self) -> None:
@@ -83,10 +83,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def describe(figures: Mapping[str, float | str]) -> str:
+def describe(metrics: Mapping[str, float | str]) -> str:
     """Metrics as people read them: shares in percent, scores with two decimals, the rest with four."""
     words = []
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if isinstance(value, str):
             continue
         if name.endswith("match"):

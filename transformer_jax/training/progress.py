@@ -4,7 +4,8 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
@@ -17,20 +18,22 @@ T = TypeVar("T")
 class ProgressLine:
     """A bar on a terminal; elsewhere, a line now and then. Everything goes to standard error."""
 
-    def __init__(self, total: int, done: int, *, seconds_between_lines: float = SECONDS_BETWEEN_LINES):
+    def __init__(
+        self, total: int, done: int, unit: str = "tokens", *, seconds_between_lines: float = SECONDS_BETWEEN_LINES
+    ):
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._total = total
+        self._total, self._unit = total, unit
         self._interval, self._printed = seconds_between_lines, time.monotonic()
         self._updated, self._durations = time.monotonic(), deque[float](maxlen=100)
         self._bar = Progress(
             TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[metrics]}"),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=total, completed=done, figures="starting")
+        self._task = self._bar.add_task("train", total=total, completed=done, metrics="starting")
 
     def __enter__(self) -> "ProgressLine":
         self._bar.start()
@@ -39,18 +42,34 @@ class ProgressLine:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Show the figures of the newest step. The time left goes by the median step, which knows no compiling."""
+    def update(self, step: int, loss: float, units_per_second: float) -> None:
+        """Show the metrics of the newest step. The time left goes by the median step, which knows no compiling."""
         now = time.monotonic()
         self._durations.append(now - self._updated)
         self._updated = now
         left = _duration((self._total - step) * statistics.median(self._durations))
-        figures = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
-        figures += f"  {left} left" if len(self._durations) > 5 else ""
-        self._bar.update(self._task, completed=step, figures=figures)
+        metrics = f"loss {loss:.4f}  {units_per_second:,.0f} {self._unit}/s"
+        metrics += f"  {left} left" if len(self._durations) > 5 else ""
+        self._bar.update(self._task, completed=step, metrics=metrics)
+        self._note_now_and_then(f"step {step:,} of {self._total:,}  {metrics}")
+
+    @contextmanager
+    def subtask(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """While inside, say what is being done besides training; call what it gives with the rows that are done."""
+        done = 0
+
+        def tick(num_rows: int) -> None:
+            nonlocal done
+            done += num_rows
+            self._bar.update(self._task, metrics=f"{what}: {done:,} of {total:,}")
+            self._note_now_and_then(f"{what}: {done:,} of {total:,}")
+
+        yield tick
+
+    def _note_now_and_then(self, text: str) -> None:
         if not self._console.is_terminal and time.monotonic() - self._printed >= self._interval:
             self._printed = time.monotonic()
-            self.note(f"step {step:,} of {self._total:,}  {figures}")
+            self.note(text)
 
     def note(self, text: str) -> None:
         """A line that stays."""

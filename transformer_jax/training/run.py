@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,13 @@ import optax
 from flax import nnx
 
 from transformer_jax.atomic import atomic
-from transformer_jax.data import Tokenizer
-from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
-from transformer_jax.models import GPTConfig, ModelConfig, make_model
-from transformer_jax.models.precision import Precision
 from transformer_jax.parallel import Strategy
-from transformer_jax.tasks import Task
-from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.tasks import Predictor, Task
+from transformer_jax.training.checkpoints import Checkpoints, saved_step
 from transformer_jax.training.config import Config
-from transformer_jax.training.inputs import load_or_encode, load_or_train_tokenizer
+from transformer_jax.training.resolve import resolve_again, resolve_new
+from transformer_jax.training.start import Start, load_start, transfer_weights
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.workdir import Workdir
 
@@ -31,65 +28,88 @@ class Run:
 
     workdir: Workdir
     config: Config
+    processor: Any
+    """A tokenizer, another processor, or None."""
     task: Task
     optimizer: optax.GradientTransformation
     strategy: Strategy
+    start: Start | None = field(default=None, repr=False)
+    """What a new run starts from."""
 
     @classmethod
     def begin(cls, config: Config) -> "Run":
-        """Begin a run in its workdir, or find it there again; another one's workdir is refused."""
+        """Begin a run in its workdir, or find it there again; the workdir of another one is refused."""
         workdir = Workdir.of(config)
         workdir.check(config)
-        tokenizer = load_or_train_tokenizer(workdir, config)
-        config = _resolve(config, tokenizer, workdir.config() if workdir.config_file.exists() else None)
+        before = workdir.config() if workdir.config_file.exists() else None
+        if before is not None and saved_step(workdir.checkpoints):
+            return cls._assemble(workdir, resolve_again(config, before), _load_processor(workdir, before))
+        start = None if config.init_from is None else load_start(config.init_from)
+        kept = None if before is None else _kept_processor(workdir, before)
+        config, processor = resolve_new(config, start, kept, before)
+        run = cls._assemble(workdir, config, processor, start)
+        jax.eval_shape(run.initial_state)  # raises if the parts do not fit each other, while nothing is written
         workdir.claim(config)
-        tokenizer.save(workdir.tokenizer_file)
-        return cls._assemble(workdir, config, tokenizer)
+        if processor is not None:
+            processor.save(workdir.path)
+        return run
 
     @classmethod
     def open(cls, path: Path) -> "Run":
         """The run that lives in a workdir."""
-        workdir = Workdir(path)
+        workdir = Workdir(Path(path))
         config = workdir.config()
-        return cls._assemble(workdir, config, Tokenizer.load(workdir.tokenizer_file, config.tokenizer))
+        return cls._assemble(workdir, config, _load_processor(workdir, config))
 
     @classmethod
-    def _assemble(cls, workdir: Workdir, config: Config, tokenizer: Tokenizer) -> "Run":
-        task = config.task.build(tokenizer, config.model, config.batching)  # type: ignore[arg-type]
-        optimizer = config.optimizer.build(config.model.d_model)
-        return cls(workdir, config, task, optimizer, Strategy.choose(config.strategy))
+    def _assemble(cls, workdir: Workdir, config: Config, processor: Any, start: Start | None = None) -> "Run":
+        task = config.task.build(processor, config.model, config.batching)
+        optimizer = config.optimizer.build(getattr(config.model, "d_model", None))
+        return cls(workdir, config, processor, task, optimizer, Strategy.choose(config.strategy), start)
 
-    def examples(self) -> Store:
-        """The encoded training set."""
-        return load_or_encode(self.workdir, self.config, self.task)
+    def abstract_model(self) -> Any:
+        """The model with shapes and types in place of its weights."""
+        return jax.eval_shape(lambda: self.config.model.build(nnx.Rngs(0)))  # type: ignore[union-attr]
 
     def initial_state(self) -> TrainState:
-        """The state before the first update: a function of the seed."""
-        init_key, noise_key = jax.random.split(jax.random.key(self.config.seed))
-        model = make_model(self.config.model, rngs=nnx.Rngs(init_key))
-        return TrainState.create(model, self.optimizer, noise_key)
+        """The state before the first update, without the weights of `init_from`: a function of the seed."""
+        return self._state_of(self._initial_model())
 
-    def with_task(self, **changes: Any) -> "Run":
-        """The same run with other settings of its task; None changes nothing."""
-        changes = {name: value for name, value in changes.items() if value is not None}
-        known = [field.name for field in fields(self.config.task)]
-        for name in changes:
-            if name not in known:
-                kind = type(self.config.task).__name__
-                raise UserError(f"{name} is an unknown setting of {kind}; it has {', '.join(known)}")
-        task = replace(self.config.task, **changes)
-        return self._assemble(self.workdir, replace(self.config, task=task), self.task.tokenizer)
+    def _initial_model(self) -> Any:
+        key, _ = jax.random.split(jax.random.key(self.config.seed))
+        return self.config.model.build(nnx.Rngs(key))  # type: ignore[union-attr]
+
+    def _state_of(self, model: Any) -> TrainState:
+        _, dropout_key = jax.random.split(jax.random.key(self.config.seed))
+        return TrainState.create(model, self.optimizer, dropout_key)
+
+    def first_state(self) -> tuple[TrainState, str]:
+        """The state before the first update, and what it was started from, for people; "" for nothing."""
+        if self.config.init_from is None:
+            return jax.jit(self.initial_state)(), ""
+        start = self.start or load_start(self.config.init_from)
+        model, report = transfer_weights(start.model, jax.jit(self._initial_model)(), start.name)
+        return jax.jit(self._state_of)(model), report
+
+    def replace(self, **changes: Any) -> "Run":
+        """The same run with other fields of its config, such as `data` and `task`, for evaluation and inference."""
+        return self._assemble(self.workdir, replace(self.config, **changes), self.processor)
 
     def precision(self) -> AbstractContextManager[None]:
         """Compute matrix products as the config says, while inside."""
         asked = self.config.matmul_precision
         return nullcontext() if asked is None else jax.default_matmul_precision(asked)
 
-    def restored_model(self, step: int | None = None) -> tuple[Any, int]:
-        """The model of a checkpoint, by default the newest, and its step."""
+    def restored_model(self, step: int | None = None, *, dtype: Any = None) -> tuple[Any, int]:
+        """The parameters of a checkpoint, by default the newest, on all devices, and its step."""
         with self.checkpoints() as checkpoints:
-            state = checkpoints.restore(jax.eval_shape(self.initial_state), step)
-        return self.strategy.replicate(state.model), int(state.step)
+            sharding = self.strategy.replicated
+            model = checkpoints.restore_model(self.abstract_model(), step, dtype=dtype, sharding=sharding)
+            return model, checkpoints.steps()[-1] if step is None else step
+
+    def predictor(self, model: Any, **settings: Any) -> Predictor:
+        """The model, ready to be run over examples; `settings` are those of a `Predictor`."""
+        return Predictor(self.task, model, self.strategy, **settings)
 
     @contextmanager
     def checkpoints(self) -> Iterator[Checkpoints]:
@@ -105,41 +125,28 @@ class Run:
             checkpoints.close()
 
 
-def write_run(path: Path, config: Config, tokenizer: Tokenizer, state: TrainState) -> None:
-    """A new run with this state as its checkpoint, all or nothing."""
+def write_run(path: Path, config: Config, processor: Any, model: Any, step: int = 0) -> None:
+    """A new run of a model without a training state, for inference and to start others from; all or nothing."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists already; give another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path) as unfinished:
         workdir = Workdir(unfinished)
         workdir.claim(config)
-        tokenizer.save(workdir.tokenizer_file)
+        if processor is not None:
+            processor.save(workdir.path)
         checkpoints = Checkpoints(workdir.checkpoints)
-        checkpoints.save(state)
+        checkpoints.save_model(model, step)
         checkpoints.close()
 
 
-def _resolve(config: Config, tokenizer: Tokenizer, before: Config | None) -> Config:
-    """What the config leaves to the tokenizer, the machine and the run; a run that goes on keeps what it has."""
-    optimizer = config.optimizer
-    if optimizer.total_steps is None:
-        optimizer = replace(optimizer, total_steps=before.optimizer.total_steps if before else config.steps)
-    num_ids = tokenizer.vocab_size + config.task.num_extra_ids(tokenizer)
-    model = _resolve_model(config.model, tokenizer, num_ids, before.model if before else None)
-    return replace(config, model=model, optimizer=optimizer)
+def _load_processor(workdir: Workdir, config: Config) -> Any:
+    return None if config.processor is None else config.processor.load(workdir.path)
 
 
-def _resolve_model(model: ModelConfig, tokenizer: Tokenizer, num_ids: int, before: ModelConfig | None) -> ModelConfig:
-    if model.vocab_size is None:
-        model = replace(model, vocab_size=num_ids)
-    if model.dtype == "auto":
-        here: Precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-        model = replace(model, dtype=before.dtype if before else here)
-    if model.vocab_size is None or model.vocab_size < num_ids:
-        raise UserError(f"the tokenizer and the task need {num_ids} ids but model.vocab_size is {model.vocab_size}")
-    if not isinstance(model, GPTConfig):
-        if model.pad_id is None:
-            model = replace(model, pad_id=tokenizer.pad_id)
-        if model.pad_id != tokenizer.pad_id:
-            raise UserError(f"the tokenizer pads with id {tokenizer.pad_id} but model.pad_id is {model.pad_id}")
-    return model
+def _kept_processor(workdir: Workdir, config: Config) -> Any:
+    """The processor of a run that was killed before its first checkpoint; None if that was before it was written."""
+    try:
+        return _load_processor(workdir, config)
+    except (UserError, OSError):
+        return None

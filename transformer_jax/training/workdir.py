@@ -2,18 +2,20 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformer_jax.atomic import PREFIX, atomic
 from transformer_jax.errors import UserError
-from transformer_jax.training.config import Config, from_json, to_json
+from transformer_jax.training.config import Config
 from transformer_jax.training.lock import NAME as LOCK
+from transformer_jax.training.serialization import from_json, to_json
 
 FREE = (
-    *("steps", "strategy", "evaluate_every", "save_every", "log_every", "keep", "workers", "workdir"),
-    "data.allow_empty",
+    *("steps", "strategy", "evaluate_every", "evaluate_examples", "save_every", "log_every", "keep", "workers"),
+    *("workdir", "data.allow_empty"),
 )
 """Fields that change no number of the training: a run may go on with others."""
 
@@ -40,13 +42,8 @@ class Workdir:
         return self.path / "config.json"
 
     @property
-    def tokenizer_file(self) -> Path:
-        """The trained tokenizer."""
-        return self.path / "tokenizer.json"
-
-    @property
     def examples(self) -> Path:
-        """The encoded training set."""
+        """The encoded training and validation sets."""
         return self.path / "examples"
 
     @property
@@ -75,11 +72,13 @@ class Workdir:
         Fields that are not decided yet are no difference, so that this can be known before a tokenizer is trained.
         """
         if self.config_file.exists():
-            before, now = _flat(to_json(self.config())), _flat(to_json(config))
+            old_config = self.config()
+            old_type = type(old_config.model)
+            before, now = _flat(to_json(old_config)), _flat(to_json(config))
             for name in {**before, **now}:
                 old, new = before.get(name), now.get(name)
-                undecided = name in UNDECIDED and new == UNDECIDED[name]
-                if name not in FREE and old != new and not undecided:
+                is_free = name in FREE or name.endswith(".download")
+                if old != new and not is_free and not _is_decided_later(name, new, config, old_type):
                     raise UserError(
                         f"{self.path} was begun with {name}={json.dumps(old)} but {json.dumps(new)} is asked for; "
                         "give another --workdir, or the same settings to go on"
@@ -96,20 +95,65 @@ class Workdir:
             # A file name that is no text has lone surrogates, for which this writes JSON's own escapes.
             unfinished.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
+    def is_run(self) -> bool:
+        """Whether a run was begun in this folder."""
+        try:
+            value = json.loads(self.config_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(value, dict) and value.get("type") == Config.__name__
+
     def config(self) -> Config:
         """The config that the run was begun with."""
+        return self._read(lambda value: from_json(Config, value))
+
+    def setting(self, kind: Any, name: str) -> Any:
+        """One field of the config, of type `kind`, without the types that the other fields name."""
+        return self._read(lambda value: from_json(kind, value.get(name)))
+
+    def _read(self, parse: Callable[[dict[str, Any]], Any]) -> Any:
+        """What is in config.json. That it says to download something is no reason to: the user has to say so."""
         if not self.config_file.is_file():
             there = "is not a run (it has no config.json)" if self.path.is_dir() else "does not exist"
-            raise UserError(f"workdir {self.path} {there}; make one with: python train.py --workdir {self.path}")
+            raise UserError(f"workdir {self.path} {there}; make one with: transformer-jax train --workdir {self.path}")
         try:
-            return from_json(Config, json.loads(self.config_file.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise UserError(f"{self.config_file} cannot be read: {error}") from error
+            value = json.loads(self.config_file.read_text(encoding="utf-8"))
+            if not isinstance(value, dict) or value.get("type") != Config.__name__:
+                hint = "a checkpoint of transformers becomes one with transformer-jax convert"
+                raise UserError(f"it is not the config of a run; {hint}")
+            return parse(_without_download(value))
+        except UserError as error:
+            raise UserError(f"{self.config_file}: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise UserError(f"{self.config_file} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _is_decided_later(name: str, value: Any, config: Config, model_type: type) -> bool:
+    """Whether a field was decided when the run began, whatever the config says of it."""
+    group, _, rest = name.partition(".")
+    if name in UNDECIDED and value == UNDECIDED[name]:
+        return True
+    if group == "model" and rest.partition(".")[0] in config.task.decides:
+        return True
+    if config.init_from is None:
+        return False
+    # The checkpoint decides the model, but for what the config may adjust, and the processor, unless a path is given.
+    if group == "model":
+        return type(config.model) is not model_type or rest not in config.model.adjustable  # type: ignore[union-attr]
+    return group == "processor" and getattr(config.processor, "path", None) is None
 
 
 def _is_foreign(path: Path) -> bool:
     """Whether a file is none that a training leaves behind which was killed before it had written its config."""
     return path.name != LOCK and not path.name.startswith(PREFIX)
+
+
+def _without_download(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_download(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: False if name == "download" else _without_download(item) for name, item in value.items()}
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures of what a model attends to and of how it counts positions."""
+"""Figures of attention weights and of position encodings."""
 
 from transformer_jax.visualize.attention import AttentionPanel, attention_figure, save_figure
 from transformer_jax.visualize.positions import position_figure

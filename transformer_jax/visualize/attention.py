@@ -1,4 +1,4 @@
-"""Heat maps of attention weights: a row of them per kind of attention, one per head, with the tokens on their axes."""
+"""Heat maps of attention weights: one row per kind of attention, one map per head, with the tokens on their axes."""
 
 import math
 import warnings
@@ -24,6 +24,7 @@ GREY = "0.4"
 DPI = 150
 HEADS_PER_LINE = 8
 LONGEST_LABEL = 24
+SUFFIXES = (".png", ".svg", ".pdf")
 
 # In inches.
 MARGIN = 0.2
@@ -39,22 +40,25 @@ BAR_LABELS = 0.55
 
 @dataclass(frozen=True, eq=False)
 class AttentionPanel:
-    """One kind of attention of one layer: the weights of every head, and the tokens of both axes.
-
-    A row of the weights is a query and sums to 1, or to 0 where there was nothing to attend to.
-    """
+    """The attention maps of all heads of one attention layer, with the tokens that label their axes."""
 
     name: str
+    """The title of the row of heat maps, such as "decoder self-attention"."""
     weights: Float[np.ndarray, "N T S"]
+    """Attention weights after the softmax: each row sums to 1, or to 0 for a query with nothing to attend to."""
     queries: Sequence[str]
+    """The tokens that attend, one per row."""
     keys: Sequence[str]
+    """The tokens that are attended to, one per column."""
 
     def __post_init__(self):
         weights = np.asarray(self.weights, dtype=np.float32)
         object.__setattr__(self, "weights", weights)
         panel = f'panel "{self.name}"'
         if weights.ndim != 3 or not weights.size:
-            raise ValueError(f"{panel}: weights must be [heads, queries, keys], none of them 0, not {weights.shape}")
+            raise ValueError(
+                f"{panel}: weights must have shape [heads, queries, keys], none of them 0, not {weights.shape}"
+            )
         for count, plural, singular, tokens in (
             (weights.shape[1], "queries", "query", self.queries),
             (weights.shape[2], "keys", "key", self.keys),
@@ -71,7 +75,7 @@ class AttentionPanel:
 
 
 def attention_figure(panels: Sequence[AttentionPanel], *, title: str = "") -> Figure:
-    """One row of heat maps per panel and one column per head, on one colour scale from 0 to 1.
+    """Draw one row of heat maps per panel and one column per head, on one colour scale from 0 to 1.
 
     The size of the figure follows the number of tokens and heads; more than 8 heads take several lines. Characters that
     no installed font shows are drawn as code points, and a warning names them. A notebook shows the figure once
@@ -88,20 +92,24 @@ def attention_figure(panels: Sequence[AttentionPanel], *, title: str = "") -> Fi
 
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the suffix of `path`."""
-    check_suffix(path)
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise ValueError(_unknown_suffix(path))
     options: dict[str, Any] = {"pil_kwargs": {"compress_level": 9}} if Path(path).suffix.lower() == ".png" else {}
     figure.savefig(path, dpi=DPI, facecolor="white", **options)
 
 
 def check_suffix(path: str | Path) -> None:
-    """Raise unless a figure can be written there."""
-    suffix = Path(path).suffix
-    if suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise UserError(f'cannot write a figure as "{suffix}" ({path}); use .png, .svg or .pdf')
+    """Raise, for a command, unless the suffix of `path` is that of a format of figures."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise UserError(_unknown_suffix(path))
+
+
+def _unknown_suffix(path: str | Path) -> str:
+    return f'cannot write a figure as "{Path(path).suffix}" ({path}); use .png, .svg or .pdf'
 
 
 class _Drawing:
-    """A figure laid out in inches from its top left corner, and given its size when everything has its place.
+    """A figure laid out in inches from its top left corner. Its size is set once everything is laid out.
 
     Lengths are whole pixels of a PNG, so that its cells are equally large.
     """
@@ -118,13 +126,13 @@ class _Drawing:
         longest = max(max(panel.weights.shape[1:]) for panel in panels)
         self.cell = max(_whole(min(0.65 / math.sqrt(longest), 8 / longest)), 1 / DPI)
         self.font_size = min(9.0, max(4.0, 0.85 * 72 * self.cell))
-        self.every = math.ceil(1.1 * self.font_size / (72 * self.cell))  # of so many tokens, one has room for a label
+        self.every = math.ceil(1.1 * self.font_size / (72 * self.cell))  # one token in so many has room for a label
         widths = [self.measure(label)[0] for panel in panels for label in self.labels(panel.queries)]
         self.left = _whole(MARGIN + max(widths) + PAD)
         self.pitch = _whole(max(self.cell * max(panel.weights.shape[2] for panel in panels), 0.5) + GAP)
 
     def draw(self, title: str) -> Figure:
-        """The title, the panels one below the other, and the colour bar beside the first."""
+        """Draw the title, the panels one below the other, and the colour bar beside the first."""
         y = MARGIN
         if title:
             y += TITLE

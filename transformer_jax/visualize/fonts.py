@@ -1,4 +1,4 @@
-"""Fonts that show a token in any script, and what to draw in its place where no installed font does."""
+"""Fonts that show tokens of any script, and what is drawn instead of characters that no installed font has."""
 
 import re
 import unicodedata
@@ -21,7 +21,7 @@ PREFERRED = (
     *("Apple SD Gothic Neo", "Malgun Gothic", "NanumGothic", "Arial Unicode MS"),
 )
 
-# These claim characters that they do not draw: TeX's encodings, pieces of brackets, boxes and blanks.
+# These claim characters that they do not draw: TeX's encodings, fragments of brackets, boxes and blanks.
 _NOT_TEXT = re.compile(r"cm[a-z]+10|STIX(NonUnicode|Size).*|Last ?Resort.*|Adobe ?Blank.*|\..*")
 
 _SIGNS = {"\n": "⏎", "\t": "⇥"}
@@ -78,7 +78,7 @@ def sentence(text: str, missing: str = "") -> str:
 
 
 def missing_message(missing: str) -> str:
-    """What to tell a user whose fonts do not show the characters in `missing`."""
+    """The warning for a user whose fonts do not show the characters in `missing`."""
     cjk = _CJK.search(missing)
     package = "fonts-noto-cjk" if cjk else "fonts-noto-core"
     font = "any Noto CJK font" if cjk else "the Noto font of that script"
@@ -90,7 +90,7 @@ def missing_message(missing: str) -> str:
 
 
 def _candidates() -> Iterator[dict[str, Face]]:
-    """Families to look through, those that take longer to look through later."""
+    """The families to search, the faster ones first."""
     faces = _faces()
     yield {family: faces[family] for family in (DEFAULT,) if family in faces}
     yield {family: faces[family] for family in PREFERRED if family in faces}

@@ -1,4 +1,4 @@
-"""Pictures of a position encoding: its values, and how alike any two positions are."""
+"""A figure of a position encoding: its values, and the similarity of any two positions."""
 
 import warnings
 
@@ -10,10 +10,10 @@ from transformer_jax.visualize.fonts import font_families, missing_message, sent
 
 
 def position_figure(encodings: Float[np.ndarray, "T D"], *, title: str = "") -> Figure:
-    """A heat map of the encoding PE, a row per position, and beside it the dot products PE(i)·PE(j)."""
+    """Draw a heat map of the encoding PE, one row per position, and beside it the dot products PE(i)·PE(j)."""
     values = np.asarray(encodings, dtype=np.float32)
     if values.ndim != 2 or not values.size:
-        raise ValueError(f"encodings must be [length, d_model], none of them 0, not {values.shape}")
+        raise ValueError(f"encodings must have shape [length, d_model], none of them 0, not {values.shape}")
     families, missing = font_families(title)
     if missing:
         warnings.warn(missing_message(missing), stacklevel=2)
