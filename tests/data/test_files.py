@@ -274,7 +274,7 @@ def test_no_files_are_named_when_they_are_needed():
 
 @pytest.mark.parametrize("period", [2, 3, 4, 5, 10, 20])
 def test_held_out_records_follow_no_pattern_of_the_file(write, period):
-    path = write("a.tsv", "".join(f"text\t{n % period}\n" for n in range(2000)))
+    path = write("a.tsv", "".join(f"words\t{n % period}\n" for n in range(2000)))
     data = Files((path,), columns={"text": "", "label": ""}, held_out=100)
     for split in ("valid", "test"):
         labels = [record["label"] for record in data.split(split)]
@@ -294,3 +294,11 @@ def test_test_files_alone_can_be_evaluated_on(write):
     assert list(data.split("test")) == [{"source": "a", "target": "b"}]
     with pytest.raises(UserError, match=r"there are no train files; set data.train"):
         data.split("train")
+
+
+def test_a_first_line_that_names_only_some_of_the_fields_is_no_record(write):
+    path = write("a.csv", "text,sentiment\ngood,pos\n")
+    with pytest.raises(UserError, match=r"names text, sentiment, but not label; set data.columns.label to one"):
+        Files((path,), columns={"text": "", "label": ""}).split("train")
+    found = Files((path,), columns={"text": "", "label": "sentiment"}).split("train")
+    assert list(found) == [{"text": "good", "label": "pos"}]

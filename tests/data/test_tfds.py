@@ -461,3 +461,17 @@ print("tensorflow" in sys.modules)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(tfrecord))
     assert result.stdout == "False\n", result.stderr
+
+
+def test_a_set_does_not_say_which_modules_are_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "mine" / "1.0.0"
+    folder.mkdir(parents=True)
+    features = {"pythonClassName": "evil.X", "featuresDict": {"features": {}}}
+    (folder / "features.json").write_text(json.dumps(features))
+    about = {"name": "mine", "version": "1.0.0", "fileFormat": "array_record"}
+    (folder / "dataset_info.json").write_text(json.dumps(about))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'called')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"names the class evil.X, and reading it would run the module evil"):
+        Tfds("mine", features={"text": "text"}, data_dir=tmp_path).split("train")
+    assert "evil" not in sys.modules and not (tmp_path / "called").exists()

@@ -111,3 +111,9 @@ def test_answers_are_scored_as_squads_script_does():
     exact = [squad_words(a) == squad_words(b) for a, b in zip(answers, references, strict=True)]
     assert found["exact_match"] == pytest.approx(np.mean(exact)) and 0 < np.mean(exact) < 1
     assert found["f1"] == pytest.approx(np.mean([squad_f1(*pair) for pair in zip(answers, references, strict=True)]))
+
+
+def test_tags_without_a_prefix_are_spans_of_one_word_each():
+    scores = span_scores([["NN", "VB", "DT"]], [["VB", "NN", "DT"]])
+    assert (scores["precision"], scores["recall"], scores["f1"]) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert spans(["NN", "NN", "O"]) == [("NN", 0, 1), ("NN", 1, 2)]

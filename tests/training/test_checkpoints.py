@@ -158,3 +158,16 @@ def test_an_evaluation_that_was_cut_short_still_marks_its_checkpoint(tmp_path, s
     checkpoints.wait()
     assert checkpoints.steps() == [1, 3]
     checkpoints.close()
+
+
+def test_the_best_is_still_known_when_a_run_goes_on(tmp_path, state):
+    best, evaluated = BestCheckpoint("f1", "highest"), {1: {"f1": 0.9}, 2: {"f1": 0.1}}
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1, best=best)
+    for step, metrics in evaluated.items():
+        checkpoints.save(at(state, step), metrics)
+    checkpoints.close()
+    again = Checkpoints(tmp_path / "checkpoints", keep=1, best=best, evaluated=evaluated)
+    again.save(at(state, 3), {"f1": 0.2})
+    again.wait()
+    assert again.steps() == [1, 3]
+    again.close()

@@ -46,6 +46,15 @@ def config_names() -> dict[str, Path]:
     return {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.py"))}
 
 
+def _is_taken(name: str, path: Path) -> bool:
+    """Whether another module than this file has a name."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # no name of a module, or one that was made by hand
+        return name in sys.modules
+    return spec is not None and (spec.origin is None or Path(spec.origin).resolve() != path.resolve())
+
+
 def import_file(path: Path) -> ModuleType:
     """Run a file that the user has named, as a module of its name; the types in it are known to runs from then on."""
     if not path.is_file():
@@ -54,7 +63,7 @@ def import_file(path: Path) -> ModuleType:
     known = next((module for module in [*sys.modules.values()] if getattr(module, USER_MODULE, None) == version), None)
     if known is not None:
         return known  # run twice, its types would be others than those of before
-    if name in sys.modules and not hasattr(sys.modules[name], USER_MODULE):
+    if not hasattr(sys.modules.get(name), USER_MODULE) and _is_taken(name, path):
         name = f"config_{name}"  # not in place of a module that others need
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -9,6 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, Literal, TypedDict, TypeVar, get_args
 
+import numpy as np
+
 from transformer_jax.errors import UserError
 
 Split = Literal["train", "valid", "test"]
@@ -180,7 +182,7 @@ class Checked(Lazy[Any]):
             check_text(record[field], field, partial(self.where, index), allow_empty=True)
         for field in self.word_fields:
             value = record[field]
-            for word in (value,) if isinstance(value, str) else value if isinstance(value, Sequence) else (None,):
+            for word in value if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (value,):
                 check_text(word, field, partial(self.where, index), allow_empty=True)
         return record
 

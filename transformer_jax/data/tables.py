@@ -68,7 +68,14 @@ def open_table(lines: TabLines | CsvRecords, columns: Mapping[str, str], *, allo
     A field without a column is in the one that the first record names so, or else in that of its own number.
     """
     first = lines.cells(0) if len(lines) else []
-    is_named = all(field in first for field, column in columns.items() if not column)
+    unnamed = [field for field, column in columns.items() if not column]
+    is_named = all(field in first for field in unnamed)
+    if not is_named and any(field in first for field in unnamed):
+        missing = next(field for field in unnamed if field not in first)
+        raise UserError(
+            f"the first line of {lines.path} names {', '.join(first)}, but not {missing}; "
+            f"set data.columns.{missing} to one of these"
+        )
     columns = {
         field: column or (field if is_named else str(number)) for number, (field, column) in enumerate(columns.items())
     }

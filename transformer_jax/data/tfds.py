@@ -1,5 +1,6 @@
 """Records from TensorFlow Datasets without TensorFlow: array_record as it is, tfrecord converted once."""
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -15,6 +16,8 @@ from transformer_jax.data.source import Lazy, Source, Split, check_text, first_l
 from transformer_jax.data.tfrecord import add_array_record
 from transformer_jax.errors import UserError
 
+CLASS = re.compile(r'"python_?[cC]lass_?[nN]ame"\s*:\s*"([^"]*)"')
+"""The class of a feature, by either spelling of the field."""
 INSTALL = 'pip install "transformer_jax[tfds]"'
 
 
@@ -83,6 +86,7 @@ class Tfds(Source[Any]):
         from tensorflow_datasets.core import DatasetNotFoundError
         from tensorflow_datasets.core.read_only_builder import builder_from_files
 
+        self._check_classes()
         try:
             return builder_from_files(self.name, data_dir=self._folder)
         except DatasetNotFoundError:
@@ -90,6 +94,23 @@ class Tfds(Source[Any]):
         except Exception as error:  # a name that is none, two folders that hold the set, unreadable files
             folder = self._folder or "TFDS's data_dir"
             raise UserError(f"{self.name} cannot be read from {folder}: {first_line(error)}") from error
+
+    def _check_classes(self) -> None:
+        """Raise if files of the set name classes of a module that TFDS would import to read them.
+
+        A run's config may say where the set is, and somebody else may have written both.
+        """
+        import tensorflow_datasets as tfds
+
+        folder = self._folder or Path(tfds.core.constants.DATA_DIR).expanduser()
+        for path in (folder / self.name.split("/")[0].split(":")[0]).rglob("features.json"):
+            for name in CLASS.findall(path.read_text(encoding="utf-8", errors="replace")):
+                module = name.rpartition(".")[0]
+                if module.split(".")[0] != "tensorflow_datasets" and module not in sys.modules:
+                    raise UserError(
+                        f"{path} names the class {name}, and reading it would run the module {module}; import that "
+                        "module in your config if you trust it"
+                    )
 
     def _downloaded(self) -> Any:
         import tensorflow_datasets as tfds

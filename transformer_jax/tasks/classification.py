@@ -106,9 +106,12 @@ class Classification(TextRowTask):
     def write(self, texts: Sequence[str], predictor: Predictor) -> list[str]:
         """The label of each text, or of each pair with a tab between the two."""
         check_texts(self, texts)
-        pieces = [text.split("\t") if self.config.pairs else [text] for text in texts]
-        records = [dict(zip(self.config.text_fields, piece, strict=True)) for piece in pieces]
-        return self._labels(records, predictor)
+        return self._labels([self.record(text) for text in texts], predictor)
+
+    def record(self, text: str) -> dict[str, str]:
+        """A text, or two with a tab between them."""
+        pieces = text.split("\t") if self.config.pairs else [text]
+        return dict(zip(self.config.text_fields, pieces, strict=True))
 
     def samples(self, records: Sequence[Mapping[str, Any]], predictor: Predictor) -> list[dict[str, str]]:
         """Texts, the labels that the model gives them, and their own."""

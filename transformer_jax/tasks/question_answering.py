@@ -111,8 +111,12 @@ class QuestionAnswering(TextRowTask):
     def write(self, texts: Sequence[str], predictor: Predictor) -> list[str]:
         """The answer to each question; it and its passage have a tab between them."""
         check_texts(self, texts)
-        records = [dict(zip(("question", "passage"), text.split("\t", 1), strict=True)) for text in texts]
+        records = [self.record(text) for text in texts]
         return self._answers(records, predictor.over(QuestionAnswering.predict, self.encode(records)))
+
+    def record(self, text: str) -> dict[str, str]:
+        """A question and its passage, with a tab between them."""
+        return dict(zip(("question", "passage"), text.split("\t", 1), strict=True))
 
     def _example(self, record: Mapping[str, Any], question: list[int], passage: Any) -> Example:
         room = self.max_length - 3 - len(question)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 BleuTokenizer = Literal["13a", "intl", "zh", "char"]
+PREFIXES = ("B", "I", "O", "E", "S")
 Labels = Sequence[Any] | np.ndarray
 
 
@@ -72,6 +73,8 @@ def spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     begin, before, kind_before = 0, "O", ""
     for position, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
+        if prefix not in PREFIXES:  # a part of speech, for one: each word is a span of that type
+            prefix, kind = "S", tag
         goes_on = prefix in ("I", "E") and before in ("B", "I") and kind == kind_before
         if not goes_on:
             if before != "O":

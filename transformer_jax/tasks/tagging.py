@@ -103,8 +103,12 @@ class Tagging(TextRowTask):
     def write(self, texts: Sequence[str], predictor: Predictor) -> list[str]:
         """The tags of the words of each text, with spaces between."""
         check_texts(self, texts)
-        found = predictor.over(Tagging.predict, self.encode([{"text": text} for text in texts]))
+        found = predictor.over(Tagging.predict, self.encode([self.record(text) for text in texts]))
         return [" ".join(tags) for tags in self._names(found, [len(text.split()) for text in texts])]
+
+    def record(self, text: str) -> dict[str, str]:
+        """Words with spaces between."""
+        return {"text": text}
 
     def samples(self, records: Sequence[Mapping[str, Any]], predictor: Predictor) -> list[dict[str, str]]:
         """Texts, the tags that the model gives them, and their own."""
@@ -125,4 +129,8 @@ class Tagging(TextRowTask):
 
 
 def _words(value: Any) -> list[str]:
-    return value.split() if isinstance(value, str) else [str(word) for word in value]
+    if isinstance(value, str):
+        return value.split()
+    if not isinstance(value, Sequence | np.ndarray):
+        raise UserError(f"{value!r} is not a list of words, nor a string of them")
+    return [str(word) for word in value]

@@ -1,5 +1,6 @@
 """Tasks on rows of one or two texts between special tokens, as encoders read them: [CLS] a [SEP] b [SEP]."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,10 @@ class TextRowTask(Task):
         left, right = ([*first, *end], [*second]) if self.is_causal else ([*begin, *first, *end], [*second, *end])
         return {"ids": left + right, "types": [0] * len(left) + [1] * len(right)}
 
+    @abstractmethod
+    def record(self, text: str) -> dict[str, str]:
+        """The record of a line that `write` is given."""
+
     def hidden(self, model: Any, batch: Mapping[str, Array], key: Array | None = None) -> Float[Array, "B T D"]:
         """A vector for each token of a batch of rows."""
         valid = batch["ids_segments"] > 0
@@ -76,7 +81,8 @@ class TextRowTask(Task):
     def attention(self, text: str, predictor: Predictor) -> tuple[str, list[AttentionMap]]:
         """What the model says of a text, or of two with a tab between, and what their tokens attend to."""
         (written,) = self.write([text], predictor)  # type: ignore[attr-defined]
-        row = self.row(*self.tokenizer.encode(text.split("\t", 1)))
+        (example,) = self.encode([self.record(text)])
+        row = {name: example[name] for name in self.row_columns}
         room = {"max_length": self.max_length, "batch_rows": 1}
         found = predictor.over(TextRowTask._attention, [row], self.row_columns, **room)
         tokens = self.tokenizer.tokens(row["ids"])

@@ -1,7 +1,8 @@
 """Checkpoints of the training state: written in the background, whole or not at all."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,16 @@ LOWEST_LOSS = BestCheckpoint("loss", "lowest")
 
 
 class Checkpoints:
-    """The newest `keep` states of a run, and the one with the best validation metric."""
+    """The newest `keep` states of a run, and the one with the best validation metric.
+
+    Args:
+        directory: has a folder for each step.
+        keep: number of the newest steps to keep.
+        best: which metric marks the best step.
+        evaluated: the validation metrics of earlier steps. They are in the log of a run and not in its checkpoints,
+            since a state may be saved before its evaluation is through.
+        read_only: whether nothing is to be written.
+    """
 
     def __init__(
         self,
@@ -31,21 +41,16 @@ class Checkpoints:
         keep: int = 3,
         *,
         best: BestCheckpoint = LOWEST_LOSS,
+        evaluated: Mapping[int, Mapping[str, Any]] | None = None,
         read_only: bool = False,
     ):
         self._directory = directory
         quiet_loggers()
-        sign = -1 if best.direction == "lowest" else 1
-
-        def goodness(metrics: Mapping[str, Any]) -> float:
-            value = sign * metrics.get(best.metric, math.nan)
-            return value if math.isfinite(value) else -math.inf  # NaN has no order: it would win or lose by chance
-
-        policy = policies.BestN(get_metric_fn=goodness, n=1, keep_checkpoints_without_metrics=False)
+        self._best = _Best(best, dict(evaluated or {}))
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), policy]),
+                preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), self._best]),
                 cleanup_tmp_directories=not read_only,
                 read_only=read_only,
                 create=not read_only,
@@ -62,26 +67,19 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, metrics: Mapping[str, float | str] | None = None) -> None:
-        """Begin to write the state; `metrics` are those of its evaluation on the validation split.
-
-        A state that is saved already is written again if there are metrics now: an evaluation may have been cut short.
-        """
-        step = int(state.step)
-        if metrics is not None and step in self._manager.all_steps():
-            self.wait()
-            self._manager.delete(step)
+        """Begin to write the state, unless it is there; `metrics` are those of its evaluation on the valid split."""
+        if metrics is not None:
+            self._best.evaluated[int(state.step)] = metrics
         model, rest = _split(state)
-        items = {MODEL: ocp.args.StandardSave(model), REST: ocp.args.StandardSave(rest)}
-        self._save(step, items, metrics)
+        self._save(int(state.step), {MODEL: ocp.args.StandardSave(model), REST: ocp.args.StandardSave(rest)})
 
     def save_model(self, model: Any, step: int = 0) -> None:
         """Begin to write parameters without a training state, for inference and to start runs from."""
-        self._save(step, {MODEL: ocp.args.StandardSave(_flat(model))}, None)
+        self._save(step, {MODEL: ocp.args.StandardSave(_flat(model))})
 
-    def _save(self, step: int, items: dict[str, Any], metrics: Mapping[str, float | str] | None) -> None:
+    def _save(self, step: int, items: dict[str, Any]) -> None:
         if step not in self._manager.all_steps():
-            kept = None if metrics is None else dict(metrics)
-            self._manager.save(step, args=ocp.args.Composite(**items), metrics=kept)
+            self._manager.save(step, args=ocp.args.Composite(**items))
 
     def restore(self, like: TrainState, step: int | None = None) -> TrainState:
         """The state of a step, by default the newest; `like` has its structure, and may be abstract."""
@@ -138,10 +136,28 @@ class Checkpoints:
         self._manager.close()
 
 
-def saved_step(directory: Path) -> int:
-    """The newest step that is whole on disk, 0 without one; unlike a manager, it knows nothing of a save under way."""
+@dataclass(frozen=True)
+class _Best(policies.PreservationPolicy):
+    """Keeps the step with the best metric; of several, the newest."""
+
+    best: BestCheckpoint
+    evaluated: dict[int, Mapping[str, Any]]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        values = {info.step: self._value(info.step) for info in checkpoints}
+        chosen = max(values, key=lambda step: (values[step], step), default=None)
+        return [info.step == chosen and values[info.step] > -math.inf for info in checkpoints]
+
+    def _value(self, step: int) -> float:
+        found = self.evaluated.get(step, {}).get(self.best.metric, math.nan)
+        value = -found if self.best.direction == "lowest" else found
+        return value if math.isfinite(value) else -math.inf  # NaN has no order: it would win or lose by chance
+
+
+def saved_step(directory: Path) -> int | None:
+    """The newest step that is whole on disk; unlike a manager, it knows nothing of a save under way."""
     names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def _split(state: TrainState, *, abstract: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ from transformer_jax.training.config import Config
 from transformer_jax.training.examples import EncodedSplit, encode_split, training_examples, validation_examples
 from transformer_jax.training.interrupt import Interrupt, Interrupted
 from transformer_jax.training.lock import locked
-from transformer_jax.training.metrics import MetricsLog, describe
+from transformer_jax.training.metrics import MetricsLog, describe, read_metrics
 from transformer_jax.training.prefetch import ahead_of_time
 from transformer_jax.training.progress import ProgressLine
 from transformer_jax.training.run import Run
@@ -37,7 +37,8 @@ def train(config: Config) -> tuple[Run, TrainState]:
     workdir.check(config)  # before a lock is put into a folder of somebody else
     with _disk_errors(workdir), locked(workdir.path):
         run = Run.begin(config)
-        checkpoints = Checkpoints(workdir.checkpoints, config.keep, best=run.task.best)
+        evaluated = {line["step"]: line for line in read_metrics(workdir.metrics_file) if line["split"] == "valid"}
+        checkpoints = Checkpoints(workdir.checkpoints, config.keep, best=run.task.best, evaluated=evaluated)
         report = ""
         if checkpoints.latest() is None:
             state, report = run.first_state()
@@ -83,7 +84,7 @@ def _disk_errors(workdir: Workdir) -> Iterator[None]:
             raise
         raise UserError(
             f"{workdir.path}: {reason}; free some space, and the same command goes on from step "
-            f"{saved_step(workdir.checkpoints):,}"
+            f"{saved_step(workdir.checkpoints) or 0:,}"
         ) from error
 
 

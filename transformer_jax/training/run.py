@@ -42,7 +42,7 @@ class Run:
         workdir = Workdir.of(config)
         workdir.check(config)
         before = workdir.config() if workdir.config_file.exists() else None
-        if before is not None and saved_step(workdir.checkpoints):
+        if before is not None and saved_step(workdir.checkpoints) is not None:
             return cls._assemble(workdir, resolve_again(config, before), _load_processor(workdir, before))
         start = None if config.init_from is None else load_start(config.init_from)
         kept = None if before is None else _kept_processor(workdir, before)

@@ -75,7 +75,8 @@ def _find(name: Any, kind: Any) -> Any:
         if found is None:
             raise UserError(
                 f"the run uses {attribute}, which is not part of this package but of the module {module}; name its "
-                f"file with --config {module.rpartition('.')[2]}.py, or import the module first"
+                f"file with --config {module.rpartition('.')[2]}.py, or import the module first (to train, in the "
+                "config)"
             )
     else:
         known = {option.__name__: option for option in options}

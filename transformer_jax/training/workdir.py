@@ -74,11 +74,10 @@ class Workdir:
         if self.config_file.exists():
             old_config = self.config()
             old_type = type(old_config.model)
-            before, now = _flat(to_json(old_config)), _flat(to_json(config))
+            before, now = _flat(to_json(old_config)), _flat(_without_download(to_json(config)))
             for name in {**before, **now}:
                 old, new = before.get(name), now.get(name)
-                is_free = name in FREE or name.endswith(".download")
-                if old != new and not is_free and not _is_decided_later(name, new, config, old_type):
+                if old != new and name not in FREE and not _is_decided_later(name, new, config, old_type):
                     raise UserError(
                         f"{self.path} was begun with {name}={json.dumps(old)} but {json.dumps(new)} is asked for; "
                         "give another --workdir, or the same settings to go on"
@@ -153,7 +152,8 @@ def _without_download(value: Any) -> Any:
         return [_without_download(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {name: False if name == "download" else _without_download(item) for name, item in value.items()}
+    kept = {name: _without_download(item) for name, item in value.items()}
+    return kept | {"download": False} if "type" in kept and "download" in kept else kept
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
