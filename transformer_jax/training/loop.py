@@ -155,12 +155,12 @@ class _Loop:
                 self._progress.note("there are no validation records: nothing is evaluated during the training")
             return None
         step, task = int(self.state.step), self.run.task
-        if not num_rows(task.layout(encoded.examples, training=False)):
+        layout = task.layout(encoded.examples, training=False)
+        if not num_rows(layout):
             self._progress.note(f"step {step:,}  {split}: too short to evaluate on; it makes no row")
             return None
         limit = self.run.config.evaluate_examples if split == "valid" else None
-        total = num_rows(task.layout(encoded.examples, training=False), limit)
-        with self._progress.subtask(f"{split} split", total) as tick:
+        with self._progress.subtask(f"{split} split", num_rows(layout, limit)) as tick:
 
             def tick_and_check(num_rows: int) -> None:
                 tick(num_rows)
