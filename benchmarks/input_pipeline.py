@@ -44,13 +44,13 @@ def measure(workdir: Path) -> None:
     tokens = int(examples.lengths.sum())
     encoded = time.perf_counter() - trained
     layout = run.task.layout(examples, training=True)
-    batches = Batches(layout, seed=config.seed, multiple=run.strategy.num_devices)
+    batches = Batches(layout, seed=config.seed, multiple=run.strategy.num_row_shards)
     print(f"tokenizer in {trained - start:.1f} s; {len(examples):,} examples read and encoded in {encoded:.1f} s")
     shapes = len(layout.buckets)
     print(f"{tokens:,} tokens in {batches.per_epoch:,} batches of {shapes} shapes, {layout.padding:.1%} padding")
 
-    state = run.strategy.replicate(run.initial_state())
-    step = run.strategy.compile(make_train_step(run.task.loss, run.optimizer, axis_name=run.strategy.axis_name))
+    state, _ = run.first_state()
+    step = run.strategy.compile(make_train_step(run.task.loss, run.optimizer, axis_name=run.strategy.axis_name), state)
     fed = ahead_of_time(batches, 0, 10**9, config.workers)
     consumed = ahead_of_time(batches, 0, 10**9, config.workers)
     for batch in islice(consumed, 3 * len(layout.buckets)):  # until every shape is compiled

@@ -70,8 +70,10 @@ def test_processes_make_their_shards_of_the_same_batches(layout, count):
     for number in (0, 5, whole.per_epoch + 3):
         for name, array in whole[number].items():
             np.testing.assert_array_equal(array, np.concatenate([shard[number][name] for shard in shards]))
-    seen = [np.concatenate([indices for indices, _ in made.once()]) for made in (whole, *shards)]
-    assert sorted(seen[0]) == sorted(np.concatenate(seen[1:]))
+    for (indices, all_rows), *parts in zip(*(made.once() for made in (whole, *shards)), strict=True):
+        np.testing.assert_array_equal(all_rows["source"], np.concatenate([batch["source"] for _, batch in parts]))
+        for known, _ in parts:  # what each gathers is of the whole batch
+            np.testing.assert_array_equal(known, indices)
 
 
 def test_a_worker_process_makes_the_same_batches():

@@ -12,7 +12,7 @@ from transformer_jax.parallel import Strategy
 from transformer_jax.tasks import Predictor
 from transformer_jax.training import TrainState, make_train_step
 
-ONE = Strategy(1, None)
+ONE = Strategy.choose(devices=jax.devices()[:1])
 
 
 def store_of(task, records):

@@ -17,7 +17,7 @@ from transformer_jax.models import T5, Bert, BertConfig, T5Config, XLNet, XLNetC
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks import DenoisingConfig, MaskedLMConfig, PermutationLMConfig, Predictor
 
-EIGHT = Strategy(8, "data")
+EIGHT = Strategy.choose()
 BUCKETS, LENGTH = 3, 40
 LETTERS = "abcdefgh"
 RECORDS = [{"text": "\n".join(LETTERS[n % 5 :] * (1 + n % 3) for n in range(7))} for _ in range(4)]

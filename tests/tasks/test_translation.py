@@ -40,7 +40,7 @@ def metrics(task, model):
 
 @pytest.mark.parametrize(("tokens", "devices"), [(200, 1), (3000, 1), (512, 4)])
 def test_metrics_do_not_depend_on_batches_and_devices(task, model, metrics, tokens, devices):
-    strategy = ONE if devices == 1 else Strategy(devices, "data")
+    strategy = ONE if devices == 1 else Strategy.choose(devices=jax.devices()[:devices])
     seen = []
     other = replace(task, batching=BatchingConfig(tokens, num_buckets=1))
     again = evaluate(other, strategy.replicate(model), DATA.split("test"), strategy, tick=seen.append)

@@ -44,7 +44,7 @@ def test_what_is_restored_is_what_was_saved(tmp_path, state):
 
 def test_a_state_of_eight_devices_is_restored_on_one(tmp_path, state):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(Strategy(8, "data").replicate(at(state, 1)))
+    checkpoints.save(Strategy.choose("pmap").replicate(at(state, 1)))
     restored = checkpoints.restore(jax.eval_shape(create))
     for a, b in zip(jax.tree.leaves(restored.model), jax.tree.leaves(state.model), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -94,8 +94,9 @@ def test_parameters_are_read_without_the_training_state(tmp_path, state):
 
 def test_parameters_come_in_the_type_and_on_the_devices_that_are_asked_for(tmp_path, state):
     checkpoints = saved_without_training_state(tmp_path, state)
-    sharding = NamedSharding(jax.make_mesh((8,), ("data",)), PartitionSpec())
-    model = checkpoints.restore_model(jax.eval_shape(tiny.make), dtype=jnp.bfloat16, sharding=sharding)
+    sharding, like = NamedSharding(jax.make_mesh((8,), ("data",)), PartitionSpec()), jax.eval_shape(tiny.make)
+    shardings = jax.tree.map(lambda _: sharding, like)
+    model = checkpoints.restore_model(like, dtype=jnp.bfloat16, shardings=shardings)
     for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(state.model), strict=True):
         assert a.dtype == jnp.bfloat16 and a.sharding == sharding and len(a.devices()) == 8
         np.testing.assert_array_equal(a, b.astype(jnp.bfloat16))

@@ -12,6 +12,7 @@ from transformer_jax.data.columns import Column
 from transformer_jax.data.source import Source
 from transformer_jax.errors import UserError
 from transformer_jax.models import BertConfig
+from transformer_jax.parallel import MeshConfig
 from transformer_jax.tasks import ClassificationConfig, TaggingConfig
 from transformer_jax.training import Config, OptimizerConfig, train
 from transformer_jax.training.examples import training_examples, validation_examples
@@ -203,7 +204,7 @@ def test_a_record_that_a_task_cannot_encode_is_named_with_its_line(tmp_path):
         batching=BatchingConfig(rows=4),
         optimizer=OptimizerConfig(schedule="linear"),
         steps=2,
-        strategy="jit",
+        mesh=MeshConfig(data=1),
         workdir=tmp_path / "run",
     )
     with pytest.raises(UserError, match=r"b\.tsv, line 2.*the label 'maybe' is unknown"):

@@ -15,6 +15,7 @@ from transformer_jax.errors import UserError
 from transformer_jax.interop.tokenizers import save_tokenizer
 from transformer_jax.layers import named_parameters
 from transformer_jax.models import BertConfig, GPTConfig
+from transformer_jax.parallel import MeshConfig
 from transformer_jax.tasks import ClassificationConfig, MaskedLMConfig
 from transformer_jax.training import Config, OptimizerConfig, Run, train, transfer_weights
 from transformer_jax.training.metrics import read_metrics
@@ -43,7 +44,7 @@ def classification(folder, init_from, workdir, **changes):
         init_from=str(init_from),
         steps=4,
         log_every=1,
-        strategy="jit",
+        mesh=MeshConfig(data=1),
         workdir=folder / workdir,
     )
     return replace(config, **changes)
@@ -62,7 +63,7 @@ def source(tmp_path_factory):
         batching=BatchingConfig(rows=4),
         optimizer=OptimizerConfig(schedule="linear", peak=0.01, warmup_steps=1),
         steps=3,
-        strategy="jit",
+        mesh=MeshConfig(data=1),
         workdir=folder / "run",
     )
     return train(config)

@@ -1,6 +1,7 @@
 """One step, however the batch is divided: over devices, over micro-batches, with ragged padding and dropout on."""
 
 from dataclasses import replace
+from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from tests import tiny
 from transformer_jax.data import Batches, BatchingConfig, Rows, Store
 from transformer_jax.data.columns import token_column
 from transformer_jax.functional import cross_entropy
-from transformer_jax.parallel import Strategy
+from transformer_jax.parallel import MeshConfig, Strategy
 from transformer_jax.tasks import LossTerm
 from transformer_jax.training import OptimizerConfig, TrainState, make_train_step
 
@@ -36,10 +37,21 @@ def start(optimizer, config=CONFIG):
     return jax.jit(lambda: TrainState.create(tiny.make(config), optimizer, jax.random.key(7)))()
 
 
+def strategy_of(devices):
+    """So many devices under pmap, or a mesh."""
+    if isinstance(devices, int):
+        return Strategy.pmap(jax.devices()[:devices]) if devices > 1 else Strategy.choose(devices=jax.devices()[:1])
+    return Strategy.choose("jit", MeshConfig(**devices), devices=jax.devices()[: prod(devices.values())])
+
+
 def run(optimizer, batch, *, devices=1, accumulate=1, steps=1, config=CONFIG, loss=loss):
-    strategy = Strategy(devices, "data" if devices > 1 else None)
-    step = strategy.compile(make_train_step(loss, optimizer, accumulate=accumulate, axis_name=strategy.axis_name))
-    state = strategy.replicate(start(optimizer, config))
+    state = start(optimizer, config)
+    strategy = strategy_of(devices)
+    state = jax.device_put(state, strategy.shardings(state))
+    step = strategy.compile(
+        make_train_step(loss, optimizer, accumulate=accumulate, axis_name=strategy.axis_name), state
+    )
+    batch = next(strategy.feed(iter([batch])))
     history = []
     for _ in range(steps):
         state, metrics = step(state, batch)
@@ -52,7 +64,18 @@ def whole():
     return run(optax.sgd(1.0), batch_of())
 
 
-@pytest.mark.parametrize(("devices", "accumulate"), [(1, 4), (2, 2), (4, 1), (8, 1)])
+MESHES = [
+    ({"data": 8}, 1),
+    ({"data": 2}, 4),
+    ({"fsdp": 4, "data": 1}, 2),
+    ({"data": 2, "tensor": 2}, 1),
+    ({"data": 2, "fsdp": 2, "tensor": 2}, 1),
+    ({"data": 2, "sequence": 4}, 1),
+    ({"data": 1, "sequence": 2, "tensor": 2}, 2),
+]
+
+
+@pytest.mark.parametrize(("devices", "accumulate"), [(1, 4), (2, 2), (4, 1), (8, 1), *MESHES])
 def test_loss_and_gradients_do_not_depend_on_the_division(whole, devices, accumulate):
     state, history = run(optax.sgd(1.0), batch_of(), devices=devices, accumulate=accumulate)
     assert history[0]["loss"] == pytest.approx(whole[1][0]["loss"], rel=1e-5)
@@ -202,12 +225,13 @@ def test_an_epoch_of_ragged_data_compiles_once_per_bucket():
     def size(model, batch, key):
         return jnp.sum(model.embedding(batch["source"])), jnp.sum(batch["target"] != tiny.PAD)
 
-    step = Strategy(1, None).compile(make_train_step(size, optax.sgd(0.1)))
-    state = start(optax.sgd(0.1))
+    strategy = strategy_of(1)
+    state = strategy.replicate(start(optax.sgd(0.1)))
+    step = strategy.compile(make_train_step(size, optax.sgd(0.1)), state)
     for number in range(batches.per_epoch):
         state, _ = step(state, batches[number])
     assert batches.per_epoch > 3
-    assert step._cache_size() == 3
+    assert step.num_compiled == 3
 
 
 @pytest.mark.parametrize("name", ["weight", "gradient_norm"])

@@ -77,10 +77,12 @@ class Batches:
             kept = self._epoch = (epoch, self._shuffled(np.random.default_rng((self._seed, epoch))))
         bucket, indices = kept[1][index]
         # Four words each, the last of which keeps apart the randomness here, in `once` and of the order of an epoch.
-        return self._batch(bucket, indices, lambda slot, row: (self._seed, number, slot, 1))[1]
+        return self._batch(bucket, indices, lambda slot, row: (self._seed, number, slot, 1))
 
     def once(self, limit: int | None = None) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Each row once, unshuffled: the indices of a batch's rows in the layout, and the batch, which may be longer.
+        """Each row once, unshuffled: the indices of a batch's rows in the layout, and this shard of the batch.
+
+        The whole batch may have more rows than indices: the rest of them are empty.
 
         Args:
             limit: of more rows than this, so many, evenly spaced.
@@ -90,8 +92,7 @@ class Batches:
         for number, (num_rows, _) in enumerate(self._layout.buckets):
             inside = chosen[(first[number] <= chosen) & (chosen < first[number] + num_rows)] - first[number]
             for bucket, indices in self._batches_of(number, inside):
-                mine, batch = self._batch(bucket, indices, partial(self._words_of_row, bucket))
-                yield first[bucket] + mine, batch
+                yield first[bucket] + indices, self._batch(bucket, indices, partial(self._words_of_row, bucket))
 
     def _words_of_row(self, bucket: int, slot: int, row: int) -> tuple[int, ...]:
         return self._seed, bucket, row, 2
@@ -109,10 +110,8 @@ class Batches:
         size = self._layout.buckets[bucket].batch_rows
         return [(bucket, rows[start : start + size]) for start in range(0, len(rows), size)]
 
-    def _batch(
-        self, bucket: int, indices: np.ndarray, words: Callable[[int, int], tuple[int, ...]]
-    ) -> tuple[np.ndarray, Batch]:
-        """This shard's rows of a batch, and their arrays; `words` seed the generator of the row in a slot."""
+    def _batch(self, bucket: int, indices: np.ndarray, words: Callable[[int, int], tuple[int, ...]]) -> Batch:
+        """This shard's rows of a batch; `words` seed the generator of the row in a slot."""
 
         def rng(position: int) -> np.random.Generator:
             return np.random.default_rng(words(int(slots[position]), int(mine[position])))
@@ -121,7 +120,7 @@ class Batches:
         share = -(-batch_rows // self._multiple) * self._multiple // self._shard.count
         slots = self._shard.index * share + np.arange(share, dtype=np.int32)
         mine = indices[slots[0] : slots[-1] + 1]
-        return mine, self._layout.rows(bucket, mine, share, rng) | {"slot": slots}
+        return self._layout.rows(bucket, mine, share, rng) | {"slot": slots}
 
 
 def _evenly_spaced(total: int, limit: int | None) -> np.ndarray:

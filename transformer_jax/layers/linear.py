@@ -17,6 +17,7 @@ from transformer_jax.layers.parameter import (
     parameter,
     zeros,
 )
+from transformer_jax.parallel.axes import constrain
 
 
 class Linear(nnx.Module):
@@ -65,7 +66,8 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         check_ids(ids, self.table.shape[0], self.table.axes[0])
-        return embed(self.table[...], ids)
+        # Rows in one piece: looked up in pieces, the compiler would put the whole result together on every device.
+        return embed(constrain(self.table[...], self.table.axes[0], None), ids)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """The score of each id, in float32: xE^T."""

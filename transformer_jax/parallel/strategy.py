@@ -1,58 +1,138 @@
-"""How a step is run on this machine's devices: on one with `jit`, or on all with `pmap`.
+"""How a step is run on the devices: with `jit` on a mesh, or replicated with `pmap`.
 
-A step is written once, for one device's shard of the batch; given an `axis_name`, it sums over the devices itself.
+A step is written once, for the global batch. Under `jit` the compiler divides it over the mesh, by the shardings of the
+state and the batch. Under `pmap`, given an `axis_name`, a step is that of one device's shard and sums over the devices
+itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from math import prod
 from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from transformer_jax.errors import UserError
+from transformer_jax.parallel.axes import MESH_AXES, Rules, axis_rules
+from transformer_jax.parallel.mesh import MeshConfig
+from transformer_jax.parallel.shardings import tree_shardings
 
-StrategyName = Literal["auto", "jit", "pmap"]
+StrategyName = Literal["jit", "pmap"]
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One device (`axis_name` is None), or replicated data parallelism over all devices of this machine."""
+    """The devices of all processes as a mesh, and what is sharded over which of its axes."""
 
-    num_devices: int
-    axis_name: str | None
+    mesh: Mesh
+    rules: Rules = Rules()
+    axis_name: str | None = field(default=None, kw_only=True)
+    """The axis that a step under `pmap` sums over; None is `jit`."""
 
     @classmethod
-    def choose(cls, name: StrategyName) -> "Strategy":
-        """The strategy of that name; `auto` is pmap where there are several devices."""
-        if jax.process_count() > 1:
-            raise UserError(
-                f"there are {jax.process_count()} processes; a run takes one, with all devices of a machine"
-            )
-        count = jax.local_device_count()
-        return cls(count, "data") if name == "pmap" or (name == "auto" and count > 1) else cls(1, None)
+    def choose(
+        cls,
+        name: StrategyName = "jit",
+        mesh: MeshConfig = MeshConfig(),
+        rules: Rules = Rules(),
+        devices: list[jax.Device] | None = None,
+    ) -> "Strategy":
+        """The strategy of that name on these devices, by default on all devices of all processes."""
+        devices = mesh.chosen(jax.devices() if devices is None else devices)
+        if name == "jit":
+            return cls(mesh.build(devices), rules)
+        if name != "pmap":
+            raise UserError(f"strategy={name!r} is unknown; choose jit or pmap")
+        sizes = mesh.sizes(len(devices))
+        for axis in MESH_AXES[1:]:
+            if sizes[axis] > 1:
+                raise UserError(
+                    f"strategy=pmap has all weights on every device, and mesh.{axis}={sizes[axis]} shards them; set "
+                    "strategy to jit"
+                )
+        return cls.pmap(devices)
+
+    @classmethod
+    def pmap(cls, devices: list[jax.Device]) -> "Strategy":
+        """Replicated data parallelism over these devices.
+
+        Not by `MeshConfig.build`, which reorders the chips of a TPU: pmap does not, and jit refuses to mix the two.
+        """
+        return cls(Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,)), axis_name="data")
 
     @property
     def devices(self) -> list[jax.Device]:
-        """The devices, in the order in which a batch is split over them: the same in training and evaluation."""
-        return jax.local_devices()[: self.num_devices]
+        """The devices, in the order in which a batch is split over them."""
+        return list(self.mesh.devices.flat)
+
+    @property
+    def num_row_shards(self) -> int:
+        """The number of shards that the rows of a batch are split into; their number must be a multiple of it."""
+        return prod(self.mesh.shape[axis] for axis in self._row_axes)
+
+    @cached_property
+    def process_rows(self) -> tuple[int, int]:
+        """Which shard of a batch this process makes, and of how many: (0, 1) is all of it.
+
+        Processes that share their rows over another axis make the same. Where the rows of a process do not lie
+        together, since the devices have an order of their own, each makes the whole batch, and uses its part.
+        """
+        shape = (self.num_row_shards,)
+        indices = NamedSharding(self.mesh, self._row_spec).addressable_devices_indices_map(shape).values()
+        mine = {start for index in indices if index is not None for start in range(*index[0].indices(shape[0]))}
+        size, first = len(mine), min(mine, default=0)
+        if size and shape[0] % size == 0 and first % size == 0 and max(mine) == first + size - 1:
+            return first // size, shape[0] // size
+        return 0, 1
 
     def describe(self) -> str:
-        """Where a step runs, in words: "pmap on 8 devices (TPU v4)"."""
-        kind = self.devices[0].device_kind
-        return (
-            f"jit on one device ({kind})" if self.axis_name is None else f"pmap on {self.num_devices} devices ({kind})"
-        )
+        """Where a step runs, in words: "jit on 8 devices (TPU v4), data=4 tensor=2"."""
+        count, kind = self.mesh.size, self.devices[0].device_kind
+        if count == 1 and self.axis_name is None:
+            return f"jit on one device ({kind})"
+        axes = " ".join(f"{name}={size}" for name, size in self.mesh.shape.items() if size > 1)
+        processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        return f"{'jit' if self.axis_name is None else 'pmap'} on {count} devices{processes} ({kind}), {axes}"
 
-    def compile(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The step `(state, batch) -> (state, metrics)` compiled. The state is replicated, and donated."""
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """While inside, `constrain` and `parameter_sharding` go by this mesh and these rules."""
+        with ExitStack() as stack:
+            stack.enter_context(axis_rules(self.rules))
+            stack.enter_context(jax.set_mesh(self.mesh))
+            yield
+
+    def shardings(self, tree: Any) -> Any:
+        """The sharding of every array of a tree of declared weights, such as a model or a training state."""
+        return tree_shardings(tree, self.mesh, self.rules)
+
+    def jit(self, function: Callable[..., Any], **settings: Any) -> "Compiled":
+        """A function compiled for this mesh; `settings` are those of `jax.jit`."""
+        return Compiled(self, jax.jit(function, **settings))
+
+    def initialize(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of few or no arrays makes, each array in its own shards from the beginning."""
+        shardings = self.shardings(jax.eval_shape(function, *arguments))
+        return self.jit(function, out_shardings=shardings)(*arguments)
+
+    def compile(self, step: Callable[[Any, Any], Any], state: Any) -> Callable[[Any, Any], Any]:
+        """The step `(state, batch) -> (state, metrics)` compiled. The state keeps its shardings, and is donated."""
         if self.axis_name is None:
-            return jax.jit(step, donate_argnums=0)
-        mapped = jax.pmap(
-            step, self.axis_name, in_axes=(None, 0), out_axes=None, devices=self.devices, donate_argnums=0
-        )
-        return lambda state, batch: mapped(state, jax.tree.map(self._split, batch))
+            shardings = jax.tree.map(lambda x: x.sharding, state)
+            return self.jit(step, donate_argnums=0, out_shardings=(shardings, self.replicated))
+        local = [device for device in self.devices if device.process_index == jax.process_index()]
+        devices = self.devices if jax.process_count() == 1 else None
+        mapped = jax.pmap(step, self.axis_name, in_axes=(None, 0), out_axes=None, devices=devices, donate_argnums=0)
+
+        def call(state: Any, batch: Any) -> Any:
+            outputs = mapped(state, jax.tree.map(partial(_split, count=len(local)), batch))
+            return outputs if jax.process_count() == 1 else jax.tree.map(self._globally_replicated, outputs)
+
+        return call
 
     def replicate(self, tree: Any) -> Any:
         """A tree of arrays, replicated on every device."""
@@ -61,14 +141,26 @@ class Strategy:
     @property
     def replicated(self) -> Sharding:
         """The sharding of an array that is on every device."""
-        return self._sharding(PartitionSpec())
+        return NamedSharding(self.mesh, PartitionSpec())
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """The batch split over the devices, for functions under plain `jit` with a model that is replicated on them."""
-        return jax.device_put(dict(batch), self._sharding(PartitionSpec(self.axis_name)))
+        """The rows that this process has made, as its part of a global batch."""
+        index, count = self.process_rows
+        sharding = NamedSharding(self.mesh, self._row_spec)
+
+        def placed(local: np.ndarray) -> jax.Array:
+            first = index * local.shape[0]
+
+            def rows(where: tuple[slice, ...]) -> np.ndarray:
+                start, stop, _ = where[0].indices(local.shape[0] * count)
+                return local[(slice(start - first, stop - first), *where[1:])]
+
+            return jax.make_array_from_callback((local.shape[0] * count, *local.shape[1:]), sharding, rows)
+
+        return {name: placed(np.asarray(array)) for name, array in batch.items()}
 
     def feed(self, batches: Iterator[Mapping[str, np.ndarray]]) -> Iterator[Mapping[str, Any]]:
-        """The batches for a compiled step, each sent to the device while the step before it runs."""
+        """The batches for a compiled step, each sent to the devices while the step before it runs."""
         if self.axis_name is not None:
             yield from batches  # pmap splits and sends them itself
             return
@@ -81,13 +173,45 @@ class Strategy:
         if upcoming is not None:
             yield upcoming
 
-    def _sharding(self, spec: PartitionSpec) -> Sharding:
-        if self.axis_name is None:
-            return SingleDeviceSharding(self.devices[0])
-        # Not `jax.make_mesh`, which reorders the chips of a TPU host: pmap does not, and jit refuses to mix the two.
-        return NamedSharding(Mesh(np.array(self.devices), self.axis_name, axis_types=(AxisType.Auto,)), spec)
+    @property
+    def _row_axes(self) -> tuple[str, ...]:
+        return tuple(axis for axis in self.rules.batch if axis in self.mesh.axis_names)
 
-    def _split(self, x: np.ndarray) -> np.ndarray:
-        if x.shape[0] % self.num_devices:
-            raise ValueError(f"a batch of {x.shape[0]} rows does not divide over {self.num_devices} devices")
-        return x.reshape(self.num_devices, -1, *x.shape[1:])
+    @property
+    def _row_spec(self) -> PartitionSpec:
+        return PartitionSpec(self._row_axes or None)
+
+    def _globally_replicated(self, x: jax.Array) -> jax.Array:
+        """What pmap gives is known to be on the devices of this process only; it is on all."""
+        return jax.make_array_from_single_device_arrays(
+            x.shape, self.replicated, [shard.data for shard in x.addressable_shards]
+        )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A function under `jit` on the mesh of a strategy."""
+
+    strategy: Strategy
+    function: Any
+    """What `jax.jit` gave."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        with self.strategy.context():
+            return self.function(*arguments)
+
+    def lower(self, *arguments: Any) -> Any:
+        """The function lowered for these arguments, which may be abstract, to be compiled ahead of time."""
+        with self.strategy.context():
+            return self.function.lower(*arguments)
+
+    @property
+    def num_compiled(self) -> int:
+        """For how many shapes it has been compiled."""
+        return self.function._cache_size()
+
+
+def _split(x: np.ndarray, count: int) -> np.ndarray:
+    if x.shape[0] % count:
+        raise ValueError(f"a batch of {x.shape[0]} rows does not divide over {count} devices")
+    return x.reshape(count, -1, *x.shape[1:])

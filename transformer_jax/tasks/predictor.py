@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from transformer_jax.data.batches import Batches, Layout
+from transformer_jax.data.batches import Batches, Layout, Shard
 from transformer_jax.data.columns import Column, Example
 from transformer_jax.data.rows import Rows
 from transformer_jax.data.store import Store
@@ -102,10 +102,11 @@ class Predictor:
 
     def _run(self, function: Callable[..., Any], layout: Layout, limit: int | None) -> Iterator[tuple[np.ndarray, Any]]:
         """The rows of each batch and what a function gives for it, read after the next batch has been sent off."""
-        compiled, unread = _compiled(function), None
+        compiled, unread = _compiled(function, self.strategy), None
         if not any(bucket.num_rows for bucket in layout.buckets):
             return
-        for rows, batch in Batches(layout, multiple=self.strategy.num_devices).once(limit):
+        shard = Shard(*self.strategy.process_rows)
+        for rows, batch in Batches(layout, multiple=self.strategy.num_row_shards, shard=shard).once(limit):
             outputs = compiled(self.task, self.model, self.strategy.place(batch))
             if unread is not None:
                 yield self._read(*unread)
@@ -144,8 +145,9 @@ def _stacked(values: list[np.ndarray]) -> Any:
 
 
 @cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(function, static_argnums=0)
+def _compiled(function: Callable[..., Any], strategy: Strategy) -> Callable[..., Any]:
+    """What it gives is on every device, so that every process can read it."""
+    return strategy.jit(function, static_argnums=0, out_shardings=strategy.replicated)
 
 
 def _predict_with_loss(task: Task, model: Any, batch: Mapping[str, Array]) -> dict[str, Any]:

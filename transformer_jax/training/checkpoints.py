@@ -81,21 +81,27 @@ class Checkpoints:
         if step not in self._manager.all_steps():
             self._manager.save(step, args=ocp.args.Composite(**items))
 
-    def restore(self, like: TrainState, step: int | None = None) -> TrainState:
-        """The state of a step, by default the newest; `like` has its structure, and may be abstract."""
+    def restore(self, like: TrainState, step: int | None = None, *, shardings: Any = None) -> TrainState:
+        """The state of a step, whatever devices it was saved on.
+
+        Args:
+            like: a state of the same structure, which may be abstract.
+            step: the newest by default.
+            shardings: of each array, in the same structure; all on the first device by default.
+        """
         step = self._known(step)
         if not (self._directory / str(step) / REST).is_dir():
             raise UserError(
                 f"{self._directory.parent} has parameters and no training state, as converted runs do; start a new run "
                 f"from it with --init-from {self._directory.parent}"
             )
-        sharding = SingleDeviceSharding(jax.local_devices()[0])
         model, rest = _split(like, abstract=True)
-        items = {MODEL: _target(model, sharding), REST: _target(rest, sharding)}
+        where = (None, None) if shardings is None else _split(shardings)
+        items = {MODEL: _target(model, where[0]), REST: _target(rest, where[1])}
         return _merge(like, self._restore(step, items))
 
     def restore_model(
-        self, like: Any, step: int | None = None, *, dtype: Any = None, sharding: Sharding | None = None
+        self, like: Any, step: int | None = None, *, dtype: Any = None, shardings: Any = None
     ) -> Any:
         """The parameters of a step, and nothing else of it.
 
@@ -103,10 +109,10 @@ class Checkpoints:
             like: a model of the same structure, which may be abstract.
             step: the newest by default.
             dtype: of the parameters; that of `like` by default.
-            sharding: of the parameters; all on the first device by default.
+            shardings: of each parameter, in the same structure; all on the first device by default.
         """
-        sharding = sharding or SingleDeviceSharding(jax.local_devices()[0])
-        target = _target(jax.eval_shape(_flat, like), sharding, dtype)
+        where = None if shardings is None else _flat(shardings)
+        target = _target(jax.eval_shape(_flat, like), where, dtype)
         return _unflat(like, self._restore(self._known(step), {MODEL: target})[MODEL])
 
     def _known(self, step: int | None) -> int:
@@ -163,14 +169,9 @@ def saved_step(directory: Path) -> int | None:
 def _split(state: TrainState, *, abstract: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters, and the rest of a state, as flat names and plain arrays."""
     rest = {"step": state.step, "optimizer": state.optimizer, "key": state.key}
-    return (
-        (jax.eval_shape(_flat, state.model), jax.eval_shape(_flat, rest))
-        if abstract
-        else (
-            _flat(state.model),
-            _flat(rest),
-        )
-    )
+    if abstract:
+        return jax.eval_shape(_flat, state.model), jax.eval_shape(_flat, rest)
+    return _flat(state.model), _flat(rest)
 
 
 def _merge(like: TrainState, items: Any) -> TrainState:
@@ -178,8 +179,13 @@ def _merge(like: TrainState, items: Any) -> TrainState:
     return TrainState(rest["step"], _unflat(like.model, items[MODEL]), rest["optimizer"], rest["key"])
 
 
-def _target(arrays: Mapping[str, Any], sharding: Sharding, dtype: Any = None) -> dict[str, jax.ShapeDtypeStruct]:
-    return {name: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=sharding) for name, x in arrays.items()}
+def _target(
+    arrays: Mapping[str, Any], shardings: Mapping[str, Sharding] | None, dtype: Any = None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    shardings = dict.fromkeys(arrays, SingleDeviceSharding(jax.local_devices()[0])) if shardings is None else shardings
+    return {
+        name: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=shardings[name]) for name, x in arrays.items()
+    }
 
 
 def _flat(tree: Any) -> dict[str, jax.Array]:
@@ -198,9 +204,10 @@ def _unflat(like: Any, arrays: Mapping[str, jax.Array]) -> Any:
     return jax.tree_util.tree_map_with_path(pick, like)
 
 
-def _plain(leaf: jax.Array) -> jax.Array:
+def _plain(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _is_key(leaf: jax.Array) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def _is_key(leaf: Any) -> bool:
+    """Whether an array is of keys; a sharding is not."""
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

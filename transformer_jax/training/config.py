@@ -7,7 +7,7 @@ from typing import Literal
 from transformer_jax.data import BatchingConfig, ProcessorConfig, Source, TokenizerConfig
 from transformer_jax.errors import UserError
 from transformer_jax.models import ModelConfig
-from transformer_jax.parallel import StrategyName
+from transformer_jax.parallel import MeshConfig, Rules, StrategyName
 from transformer_jax.tasks import TaskConfig, TranslationConfig
 from transformer_jax.training.optimizer import OptimizerConfig
 
@@ -42,8 +42,12 @@ class Config:
     """Seed of the initial parameters, the dropout and the order of the examples."""
     matmul_precision: MatmulPrecision | None = None
     """Precision of matrix products of float32 numbers on TPU and GPU; None is float32, the others are faster."""
-    strategy: StrategyName = "auto"
-    """Run on one device with jit or on all devices of this machine with pmap; auto takes pmap if there are several."""
+    strategy: StrategyName = "jit"
+    """Run with jit on the mesh, or with pmap, which has all weights on every device."""
+    mesh: MeshConfig = MeshConfig()
+    """How the devices of all processes are arranged; by default all share the batch and each has all weights."""
+    rules: Rules = Rules()
+    """What is sharded over which axis of the mesh."""
     evaluate_every: int = 1000
     """Number of steps between evaluations on the validation split."""
     evaluate_examples: int = 2000

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from transformer_jax.data import Batches, Split
+from transformer_jax.data import Batches, Shard, Split
 from transformer_jax.errors import UserError, out_of_space
 from transformer_jax.tasks.predictor import num_rows
 from transformer_jax.tasks.task import Loss
@@ -43,9 +43,8 @@ def train(config: Config) -> tuple[Run, TrainState]:
         if checkpoints.latest() is None:
             state, report = run.first_state()
         else:
-            state = checkpoints.restore(jax.eval_shape(run.initial_state))
+            state = run.restored_state(checkpoints)
         run = replace(run, start=None)  # whose weights would take memory to the end
-        state = run.strategy.replicate(state)
         metrics = MetricsLog(workdir, int(state.step))
         with ProgressLine(config.steps, int(state.step), run.task.unit) as progress, _closing(checkpoints, metrics):
             if report:
@@ -130,7 +129,8 @@ class _Loop:
         if config.optimizer.schedule != "inverse_square_root" and horizon is not None and horizon < config.steps:
             self._progress.note(f"note: the learning rate is zero from step {horizon:,} on (optimizer.total_steps)")
         step_function = strategy.compile(
-            make_train_step(self._loss, self.run.optimizer, accumulate=config.accumulate, axis_name=strategy.axis_name)
+            make_train_step(self._loss, self.run.optimizer, accumulate=config.accumulate, axis_name=strategy.axis_name),
+            self.state,
         )
         for step, batch in enumerate(self._batches(first), first + 1):
             self.state, metrics = step_function(self.state, batch)
@@ -197,7 +197,8 @@ class _Loop:
         """The batches from step `first` on, made and sent ahead of time."""
         run, config = self.run, self.run.config
         layout = run.task.layout(training_examples(run.workdir, config, run.task), training=True)
-        batches = Batches(layout, seed=config.seed, multiple=run.strategy.num_devices * config.accumulate)
+        multiple, shard = run.strategy.num_row_shards * config.accumulate, Shard(*run.strategy.process_rows)
+        batches = Batches(layout, seed=config.seed, multiple=multiple, shard=shard)
         size = sum(leaf.size for leaf in jax.tree.leaves(self.state.model))
         facts = (f"{size:,} parameters", layout.describe(), run.task.describe(), f"{batches.per_epoch:,} batches")
         where = f"{run.strategy.describe()}; the first steps take long: they are compiled"

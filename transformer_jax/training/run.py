@@ -44,11 +44,13 @@ class Run:
         before = workdir.config() if workdir.config_file.exists() else None
         if before is not None and saved_step(workdir.checkpoints) is not None:
             return cls._assemble(workdir, resolve_again(config, before), _load_processor(workdir, before))
-        start = None if config.init_from is None else load_start(config.init_from)
+        strategy = Strategy.choose(config.strategy, config.mesh, config.rules)
+        start = None if config.init_from is None else load_start(config.init_from, strategy)
         kept = None if before is None else _kept_processor(workdir, before)
         config, processor = resolve_new(config, start, kept, before)
         run = cls._assemble(workdir, config, processor, start)
-        jax.eval_shape(run.initial_state)  # raises if the parts do not fit each other, while nothing is written
+        # Raises if the parts do not fit each other, or the mesh, while nothing is written.
+        run.strategy.shardings(jax.eval_shape(run.initial_state))
         workdir.claim(config)
         if processor is not None:
             processor.save(workdir.path)
@@ -65,7 +67,8 @@ class Run:
     def _assemble(cls, workdir: Workdir, config: Config, processor: Any, start: Start | None = None) -> "Run":
         task = config.task.build(processor, config.model, config.batching)
         optimizer = config.optimizer.build(getattr(config.model, "d_model", None))
-        return cls(workdir, config, processor, task, optimizer, Strategy.choose(config.strategy), start)
+        strategy = Strategy.choose(config.strategy, config.mesh, config.rules)
+        return cls(workdir, config, processor, task, optimizer, strategy, start)
 
     def abstract_model(self) -> Any:
         """The model with shapes and types in place of its weights."""
@@ -86,10 +89,15 @@ class Run:
     def first_state(self) -> tuple[TrainState, str]:
         """The state before the first update, and what it was started from, for people; "" for nothing."""
         if self.config.init_from is None:
-            return jax.jit(self.initial_state)(), ""
-        start = self.start or load_start(self.config.init_from)
-        model, report = transfer_weights(start.model, jax.jit(self._initial_model)(), start.name)
-        return jax.jit(self._state_of)(model), report
+            return self.strategy.initialize(self.initial_state), ""
+        start = self.start or load_start(self.config.init_from, self.strategy)
+        model, report = transfer_weights(start.model, self.strategy.initialize(self._initial_model), start.name)
+        return self.strategy.initialize(self._state_of, model), report
+
+    def restored_state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
+        """The state of a checkpoint, by default the newest, in the shards of this run's mesh."""
+        like = jax.eval_shape(self.initial_state)
+        return checkpoints.restore(like, step, shardings=self.strategy.shardings(like))
 
     def replace(self, **changes: Any) -> "Run":
         """The same run with other fields of its config, such as `data` and `task`, for evaluation and inference."""
@@ -101,10 +109,11 @@ class Run:
         return nullcontext() if asked is None else jax.default_matmul_precision(asked)
 
     def restored_model(self, step: int | None = None, *, dtype: Any = None) -> tuple[Any, int]:
-        """The parameters of a checkpoint, by default the newest, on all devices, and its step."""
+        """The parameters of a checkpoint, by default the newest, in the shards of the mesh, and its step."""
         with self.checkpoints() as checkpoints:
-            sharding = self.strategy.replicated
-            model = checkpoints.restore_model(self.abstract_model(), step, dtype=dtype, sharding=sharding)
+            like = self.abstract_model()
+            shardings = self.strategy.shardings(like)
+            model = checkpoints.restore_model(like, step, dtype=dtype, shardings=shardings)
             return model, checkpoints.steps()[-1] if step is None else step
 
     def predictor(self, model: Any, **settings: Any) -> Predictor:

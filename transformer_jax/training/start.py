@@ -16,6 +16,7 @@ from transformer_jax.interop import from_pretrained
 from transformer_jax.interop.special_tokens import tokenizer_config
 from transformer_jax.layers import is_parameter, named_parameters
 from transformer_jax.models import ModelConfig
+from transformer_jax.parallel import Strategy
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.workdir import Workdir
 
@@ -34,8 +35,8 @@ class Start:
     """None where the checkpoint has none."""
 
 
-def load_start(name: str) -> Start:
-    """The checkpoint of this name: the folder of a run, or what `from_pretrained` takes."""
+def load_start(name: str, strategy: Strategy) -> Start:
+    """The checkpoint of this name, in shards: the folder of a run, or what `from_pretrained` takes."""
     workdir = Workdir(Path(name))
     if workdir.is_run():
         # Only these two: the run may have data and a task of somebody's own, which are not needed.
@@ -43,12 +44,14 @@ def load_start(name: str) -> Start:
         processor_config = workdir.setting(ProcessorConfig | None, "processor")
         checkpoints = Checkpoints(workdir.checkpoints, read_only=True)
         try:
-            model = checkpoints.restore_model(jax.eval_shape(lambda: config.build(nnx.Rngs(0))))
+            like = jax.eval_shape(lambda: config.build(nnx.Rngs(0)))
+            model = checkpoints.restore_model(like, shardings=strategy.shardings(like))
         finally:
             checkpoints.close()
         processor = None if processor_config is None else processor_config.load(workdir.path)
         return Start(name, model, config, processor_config, processor)
-    found = from_pretrained(name)
+    with strategy.context():
+        found = from_pretrained(name, sharding=strategy.mesh)
     if found.tokenizer is None:
         return Start(name, found.model, found.config, None, None)
     special = tokenizer_config(found.tokenizer, found)

@@ -1,4 +1,4 @@
-"""The train step: one pure function, the same under `jit` on one device and under `pmap` on several."""
+"""The train step: one pure function, the same under `jit` on any mesh and under `pmap`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from transformer_jax.parallel import constrain
 from transformer_jax.tasks.task import Loss, loss_terms, mean_loss
 from transformer_jax.training.state import TrainState
 
@@ -30,7 +31,7 @@ def make_train_step(
     Args:
         loss: the loss of a batch: a sum and its weight, or several by name.
         optimizer: makes updates of gradients.
-        accumulate: number of micro-batches that a device's share of the batch is computed in.
+        accumulate: number of micro-batches that the batch is computed in, each of them on all devices.
         axis_name: the `pmap` axis to sum over, where there is one.
 
     A batch is a dict of arrays with a leading row axis. Its `slot`, if it has one, is the index of each row in the
@@ -86,8 +87,16 @@ def _sum(function: Callable[[Any], Any], batch: Any, count: int, axis_name: str 
     if count == 1:
         sums = function(batch)
     else:
-        parts = jax.tree.map(lambda x: x.reshape(count, x.shape[0] // count, *x.shape[1:]), batch)
+        parts = jax.tree.map(lambda x: _micro_batches(x, count), batch)
         shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         sums = jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, function(part)), None), zeros, parts)[0]
     return sums if axis_name is None else jax.lax.psum(sums, axis_name)
+
+
+def _micro_batches(x: Array, count: int) -> Array:
+    """Rows as [micro-batch, row]: each micro-batch takes every `count`-th row, and so some of every device's."""
+    if x.shape[0] % count:
+        raise ValueError(f"a batch of {x.shape[0]} rows does not divide into {count} micro-batches")
+    parts = jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
+    return constrain(parts, None, "batch", *(None,) * (x.ndim - 1))

@@ -19,6 +19,9 @@ FREE = (
 )
 """Fields that change no number of the training: a run may go on with others."""
 
+FREE_GROUPS = ("mesh", "rules")
+"""Groups of such fields."""
+
 UNDECIDED = {"model.vocab_size": None, "model.pad_id": None, "model.dtype": "auto", "optimizer.total_steps": None}
 """Fields that the tokenizer, the machine or the run decides where the config has these values."""
 
@@ -77,7 +80,7 @@ class Workdir:
             before, now = _flat(to_json(old_config)), _flat(_without_download(to_json(config)))
             for name in {**before, **now}:
                 old, new = before.get(name), now.get(name)
-                if old != new and name not in FREE and not _is_decided_later(name, new, config, old_type):
+                if old != new and not _is_free(name) and not _is_decided_later(name, new, config, old_type):
                     raise UserError(
                         f"{self.path} was begun with {name}={json.dumps(old)} but {json.dumps(new)} is asked for; "
                         "give another --workdir, or the same settings to go on"
@@ -125,6 +128,10 @@ class Workdir:
             raise UserError(f"{self.config_file}: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UserError(f"{self.config_file} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _is_free(name: str) -> bool:
+    return name in FREE or name.partition(".")[0] in FREE_GROUPS
 
 
 def _is_decided_later(name: str, value: Any, config: Config, model_type: type) -> bool:
