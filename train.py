@@ -11,6 +11,7 @@ elif __name__ == "__mp_main__":  # a worker process, which leaves signals to the
         signal.signal(number, signal.SIG_IGN)
 
 from transformer_jax.commands.errors import run_program, user_errors
+from transformer_jax.commands.together import together
 from transformer_jax.commands.train import parse_config, train_and_show
 from transformer_jax.parallel import prepare_host
 
@@ -19,7 +20,8 @@ def main() -> None:
     """Train what the command line asks for."""
     with user_errors():
         prepare_host()
-        train_and_show(parse_config(sys.argv[1:], "train.py"))
+        with together(sys.argv[1:]) as (peers, arguments):
+            train_and_show(parse_config(arguments, "train.py"), peers)
 
 
 if __name__ == "__main__":

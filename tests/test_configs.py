@@ -100,6 +100,10 @@ CONFIGS = {
     "dates.py": lambda fixture: [*TRANSLATION, *DATES],
     "translate_files.py": lambda fixture: [*TRANSLATION, "--processor.vocab-size", "300", *fixture("files")],
     "wmt14_base.py": lambda fixture: [*TRANSLATION, *WMT, *fixture("wmt14")],
+    "gpt_1b.py": lambda fixture: [
+        *(*TEXT, "--model.num-layers", "1", "--task.decoding.new-tokens", "8", "--processor.vocab-size", "300"),
+        *("--model.vocab-size", "304", "--mesh.fsdp", "2", "--mesh.tensor", "2", *fixture("text")),
+    ],
     "wmt14_big.py": lambda fixture: [*TRANSLATION, *WMT, *fixture("wmt14")],
     "gpt_text.py": lambda fixture: [
         *TEXT,

@@ -55,7 +55,7 @@ def final_state(workdir):
 
 def metrics(workdir):
     lines = read_metrics(workdir / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if name != "tokens_per_second"} for line in lines]
+    return [{name: value for name, value in line.items() if not name.endswith("per_second")} for line in lines]
 
 
 def assert_same_run(workdir, other):

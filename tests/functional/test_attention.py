@@ -138,6 +138,20 @@ def test_scores_are_scaled_in_float32():
     np.testing.assert_allclose(weights, powers / powers.sum(-1, keepdims=True), rtol=2e-6)
 
 
+@pytest.mark.parametrize("return_weights", [False, True])
+def test_weights_are_not_kept_for_the_backward_pass(return_weights):
+    query, key, value = random((2, 9, 2, 4), (2, 9, 2, 4), (2, 9, 2, 4))
+    bias, dropout_key = jnp.ones((1, 1, 9, 9)), jax.random.key(0)
+
+    def attend(query, key, value):
+        settings = {"mask": F.causal(), "bias": bias, "dropout_rate": 0.1, "dropout_key": dropout_key}
+        return F.dot_product_attention(query, key, value, **settings, return_weights=return_weights)
+
+    _, backward = jax.vjp(attend, query, key, value)
+    kept = [array.shape for array in jax.tree.leaves(backward)]
+    assert query.shape in kept and all(np.prod(shape) < 2 * 2 * 9 * 9 for shape in kept)
+
+
 def test_dropped_weights_are_made_up_for_by_the_others():
     query, key = random((1, 64, 1, 4), (1, 64, 1, 4))
     value = jnp.eye(64)[None, :, None, :]

@@ -272,9 +272,15 @@ def test_a_block_remembers_what_it_is_given_piece_by_piece():
 def test_no_two_places_of_a_block_drop_alike(monkeypatch):
     salts = []
     module = importlib.import_module("transformer_jax.functional.dropout")
-    monkeypatch.setattr(module, "_drop", lambda x, salt, rate: salts.append(np.asarray(salt)) or x)
+
+    def drop(x, salt, rate):
+        jax.debug.callback(lambda salt: salts.append(np.asarray(salt)), salt)
+        return x
+
+    monkeypatch.setattr(module, "_drop", drop)
     keys = jax.random.split(jax.random.key(0), 2)
     make_block(cross_attention=True, dropout_rate=0.5)(vectors(2, 3, 8), vectors(2, 5, 8), dropout_key=keys)
+    jax.effects_barrier()
     # The weights and the output of both attentions, and the output of the feed-forward network; of two rows.
     assert len(salts) == 5 and len({tuple(salt) for rows in salts for salt in rows}) == 10
 
@@ -312,6 +318,42 @@ def test_several_streams_go_through_a_stack_and_each_layer_has_its_part():
         expected = {"a": a + part, "b": b - expected["a"][:, :1]}
     for name in streams:
         np.testing.assert_allclose(out[name], expected[name], atol=1e-5)
+
+
+class NormalizedScale(Scale):
+    """A layer that multiplies, and then normalizes."""
+
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.norm = LayerNorm(3, 1e-6, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.norm(super().__call__(x))
+
+
+def test_linear_maps_are_rounded_before_the_loop_and_nothing_else_is():
+    stack = Stack(NormalizedScale, 3, rngs=nnx.Rngs(0))
+    x, seen = jnp.asarray(vectors(2, 5, 3), jnp.bfloat16), []
+
+    def layer(block, x, _, key):
+        seen.append((block.linear.weight.dtype, block.linear.bias.dtype, block.norm.scale.dtype))
+        return block(x), None
+
+    def in_loop(stack):
+        return jnp.sum(stack(layer, x)[0].astype(jnp.float32) ** 2)
+
+    def one_by_one(stack):
+        y = x
+        for number in range(3):
+            y = jax.tree.map(lambda leaf, number=number: leaf[number], stack.blocks)(y)
+        return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    (loss, gradient), (expected_loss, expected) = (jax.jit(jax.value_and_grad(f))(stack) for f in (in_loop, one_by_one))
+    assert {tuple(map(str, dtypes)) for dtypes in seen} == {("bfloat16", "bfloat16", "float32")}
+    assert float(loss) == pytest.approx(float(expected_loss), rel=1e-2)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=0.1, atol=0.05 * np.abs(b).max())
 
 
 @pytest.mark.parametrize(("policy", "again_tanh", "again_dots"), [("full", 1, 1), ("dots", 1, 0)])

@@ -39,7 +39,12 @@ forward = jax.jit(T5.__call__)
 attention = jax.jit(T5.attention)
 start = partial(jax.jit, static_argnames="length")(T5.start)
 decode = jax.jit(T5.decode)
-run_experts = jax.jit(lambda model, pair, segments: model.logits_and_balance(*pair, segments=segments))
+
+
+@jax.jit
+def run_experts(model, pair, segments):
+    x, balance = model.hidden_and_balance(*pair, segments=segments)
+    return model.logits(x), balance
 
 
 @pytest.fixture

@@ -307,7 +307,12 @@ def test_a_source_of_another_vocabulary_and_a_bias_for_each_word():
 EXPERTS = replace(
     tiny.CONFIG, experts=ExpertsConfig(4, capacity_factor=None, balance_weight=0.5, logit_weight=0.25), norm="pre"
 )
-run_experts = jax.jit(lambda model, *pair, segments=None: model.logits_and_balance(*pair, segments=segments))
+
+
+@jax.jit
+def run_experts(model, *pair, segments=None):
+    x, balance = model.hidden_and_balance(*pair, segments=segments)
+    return model.logits(x), balance
 
 
 def test_one_expert_is_no_experts():

@@ -74,7 +74,7 @@ def test_fewer_devices_are_used_only_where_all_axes_say_so():
 
 
 def test_pmap_has_all_weights_everywhere():
-    with pytest.raises(UserError, match="strategy=pmap .* mesh.fsdp=2 shards them; set strategy to jit"):
+    with pytest.raises(UserError, match=r"strategy=pmap .* mesh.fsdp=2 shards them; set strategy to jit"):
         Strategy.choose("pmap", MeshConfig(fsdp=2))
 
 
@@ -109,7 +109,7 @@ def test_rules_say_what_is_sharded():
 
 
 def test_rules_name_axes_of_the_mesh():
-    with pytest.raises(UserError, match="rules.heads has 'model'; choose among data, fsdp"):
+    with pytest.raises(UserError, match=r"rules.heads has 'model'; choose among data, fsdp"):
         Rules(heads=("model",))
-    with pytest.raises(UserError, match="rules.batch=.* names a mesh axis twice"):
+    with pytest.raises(UserError, match=r"rules.batch=.* names a mesh axis twice"):
         Rules(batch=("data", "data"))

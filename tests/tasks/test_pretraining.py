@@ -173,11 +173,14 @@ def test_source_and_target_together_are_the_text(tokenizer):
 class Constant(nnx.Module):
     """A model that takes every token for equally likely anywhere."""
 
-    def __init__(self, logits):
-        self.logits = nnx.Param(logits)
+    def __init__(self, values):
+        self.values = nnx.Param(values)
 
-    def logits_and_balance(self, source, target, *, dropout_key=None):
-        return jnp.broadcast_to(self.logits[...], (*target.shape, self.logits.shape[0])), jnp.zeros(())
+    def hidden_and_balance(self, source, target, *, dropout_key=None):
+        return jnp.zeros((*target.shape, 1)), jnp.zeros(())
+
+    def logits(self, x):
+        return jnp.broadcast_to(self.values[...], (*x.shape[:2], self.values.shape[0]))
 
 
 def test_the_loss_of_the_text_leaves_out_sentinels_and_ends(tokenizer):

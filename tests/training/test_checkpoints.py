@@ -1,5 +1,9 @@
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +17,9 @@ from transformer_jax.parallel import Strategy
 from transformer_jax.tasks import BestCheckpoint
 from transformer_jax.training import OptimizerConfig, TrainState
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.saved import saved_steps
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def create():
@@ -172,3 +179,26 @@ def test_the_best_is_still_known_when_a_run_goes_on(tmp_path, state):
     again.wait()
     assert again.steps() == [1, 3]
     again.close()
+
+
+def test_what_is_neither_new_nor_the_best_is_surplus(tmp_path, state):
+    directory, evaluated = tmp_path / "checkpoints", {1: {"loss": 0.3}, 2: {"loss": 0.1}, 3: {"loss": 0.2}}
+    checkpoints = Checkpoints(directory, keep=9)
+    for step in range(1, 6):
+        checkpoints.save_model(state.model, step)
+    checkpoints.close()
+    again = Checkpoints(directory, keep=2, evaluated=evaluated)
+    assert again.surplus() == [1, 3]
+    again.delete(3)
+    assert again.steps() == saved_steps(directory) == [1, 2, 4, 5]
+    with pytest.raises(UserError, match="has no checkpoint of step 3; there are: 1, 2, 4, 5"):
+        again.delete(3)
+    again.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux")
+def test_a_save_takes_at_most_half_of_the_state_in_memory_besides_it():
+    program = "from benchmarks.save_memory import measure; print(measure(300, 6)[0])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1.5

@@ -1,13 +1,16 @@
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import tiny
-from transformer_jax.data import Dates, Files, Mixture, Records, Tfds, TokenizerConfig
+from transformer_jax.data import Column, Dates, Files, Mixture, Records, Tfds, TokenizerConfig
+from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.training import Config, OptimizerConfig, Run
+from transformer_jax.training.lock import turn
 from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.serialization import from_json, to_json
 from transformer_jax.training.workdir import Workdir
@@ -143,3 +146,52 @@ def test_a_file_name_that_is_no_text_survives(tmp_path):
     Workdir(tmp_path / "run").claim(replace(CONFIG, data=data))
     assert Workdir(tmp_path / "run").config().data == data
     assert "ü.de" in (tmp_path / "run" / "config.json").read_text(encoding="utf-8")
+
+
+def test_a_process_that_does_not_write_still_checks_and_remembers(tmp_path):
+    workdir = Workdir(tmp_path / "run", read_only=True)
+    workdir.claim(CONFIG)
+    workdir.save_processor(object())
+    assert not (tmp_path / "run").exists()
+    Workdir(tmp_path / "run").claim(CONFIG)
+    with pytest.raises(UserError, match="begun with seed=0 but 1 is asked for"):
+        workdir.claim(replace(CONFIG, seed=1))
+    written = MetricsLog(Workdir(tmp_path / "run"), 0)
+    written.write(1, "valid", {"loss": 0.5})
+    written.close()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    log = MetricsLog(workdir, 1)
+    assert log.has(1, "valid") and not log.has(2, "valid")
+    log.write(2, "valid", {"loss": 0.4})
+    log.close()
+    assert log.has(2, "valid")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_processes_take_turns(tmp_path):
+    order, waits = [], threading.Event()
+
+    def second():
+        waits.set()
+        with turn(tmp_path / "examples"):
+            order.append("second")
+
+    with turn(tmp_path / "examples"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        waits.wait()
+        thread.join(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_what_another_process_has_encoded_in_the_meantime_is_as_good(tmp_path):
+    columns = {"tokens": Column()}
+
+    def slow():
+        Store.write(tmp_path / "train", [[{"tokens": [1, 2]}]], columns)
+        yield [{"tokens": [1, 2]}]
+
+    assert Store.write(tmp_path / "train", slow(), columns)[0]["tokens"].tolist() == [1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]

@@ -13,6 +13,7 @@ from transformer_jax.atomic import atomic
 from transformer_jax.commands.runs import RunCommand, require_ability
 from transformer_jax.commands.streams import argument_text
 from transformer_jax.errors import UserError
+from transformer_jax.parallel import Peers
 from transformer_jax.tasks import GivesAttention, Predictor
 from transformer_jax.training import Run
 
@@ -30,7 +31,7 @@ class Attention(RunCommand):
     layer: int = -1
     """Layer to draw, counted from 0, or with a negative number from the last."""
 
-    def run(self) -> None:
+    def run(self, peers: Peers) -> None:
         """Write the picture and print what the model writes and where the picture is."""
         text = argument_text("text", self.text)
         if not text.strip():
@@ -38,13 +39,18 @@ class Attention(RunCommand):
         run = self.open()
         require_ability(run.task, GivesAttention, "give attention maps")
         model, _ = self.restore(run)
-        if written := draw_attention(run, run.predictor(model), text, self.out, layer=self.layer):
+        write = peers.index == 0
+        if written := draw_attention(run, run.predictor(model), text, self.out, layer=self.layer, write=write):
             print(written)
-        print(f"wrote {self.out}", file=sys.stderr)
+        if write:
+            print(f"wrote {self.out}", file=sys.stderr)
 
 
-def draw_attention(run: Run, predictor: Predictor, text: str, out: Path, *, layer: int = -1) -> str:
-    """Draw what the model attends to when it is given the text; returns what it writes."""
+def draw_attention(run: Run, predictor: Predictor, text: str, out: Path, *, layer: int = -1, write: bool = True) -> str:
+    """Draw what the model attends to when it is given the text; returns what it writes.
+
+    Of several processes all compute it, and one is to `write` the picture.
+    """
     from transformer_jax.visualize import AttentionPanel, attention_figure, save_figure  # matplotlib is slow to import
     from transformer_jax.visualize.attention import check_suffix
 
@@ -57,6 +63,8 @@ def draw_attention(run: Run, predictor: Predictor, text: str, out: Path, *, laye
     num_layers = min(len(found.weights) for found in maps)
     if not -num_layers <= layer < num_layers:
         raise UserError(f"layer={layer} is not one of the model's {num_layers} (0 to {num_layers - 1})")
+    if not write:
+        return written
     panels = [
         AttentionPanel(found.title, np.asarray(found.weights[layer], np.float32), found.queries, found.keys)
         for found in maps

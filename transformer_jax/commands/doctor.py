@@ -16,6 +16,7 @@ USES = {
     "tfds": "to download and prepare most sets of TensorFlow Datasets; prepared ones are read without it",
     "hub": "to load checkpoints by their names on the Hugging Face hub",
     "datasets": "for sets of Hugging Face datasets, and for .parquet files",
+    "remote": "for workdirs in gs:// buckets",
     "cuda": "for NVIDIA GPUs",
     "tpu": "for TPUs",
     "bench": "for the benchmarks",
@@ -105,7 +106,7 @@ def _report_devices() -> list[str]:
         return [f"a device (JAX_PLATFORMS is {os.environ.get('JAX_PLATFORMS', 'not set')})"]
     for device in devices:
         print(f"  {device.platform}:{device.id} {device.device_kind}")
-    print(f"  training takes {'pmap over all of them' if len(devices) > 1 else 'jit on this one'}")
+    print(f"  training takes {'all of them' if len(devices) > 1 else 'this one'}, with jit on a mesh")
     return []
 
 

@@ -9,6 +9,7 @@ from rich.progress import Progress
 
 from transformer_jax.commands.runs import RunCommand
 from transformer_jax.errors import UserError
+from transformer_jax.parallel import Peers
 from transformer_jax.tasks.predictor import num_rows
 from transformer_jax.training.examples import encode_split
 
@@ -22,7 +23,7 @@ class Evaluate(RunCommand):
     examples: int | None = None
     """Most examples to evaluate on, evenly spaced, or rows of a language model's text; None takes all."""
 
-    def run(self) -> None:
+    def run(self, peers: Peers) -> None:
         """Print the metrics."""
         if self.examples is not None and self.examples < 1:
             raise UserError(f"examples must be at least 1; got {self.examples}")
@@ -35,7 +36,10 @@ class Evaluate(RunCommand):
             )
         model, step = self.restore(run)
         console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress, run.precision():
+        with (
+            Progress(console=console, transient=True, disable=not console.is_terminal or peers.index > 0) as progress,
+            run.precision(),
+        ):
             total = num_rows(run.task.layout(encoded.examples, training=False), self.examples)
             bar = progress.add_task(f"{self.split} split", total=total)
             predictor = run.predictor(model, tick=lambda rows: progress.advance(bar, rows))

@@ -9,6 +9,7 @@ from transformer_jax.commands.runs import RunCommand, require_ability
 from transformer_jax.commands.streams import argument_text
 from transformer_jax.data.lines import BYTE_ORDER_MARK
 from transformer_jax.errors import UserError
+from transformer_jax.parallel import Peers
 from transformer_jax.tasks import WritesText
 
 
@@ -25,7 +26,7 @@ class Generate(RunCommand):
     batch_lines: int = 512
     """Number of lines to read before the first is written."""
 
-    def run(self) -> None:
+    def run(self, peers: Peers) -> None:
         """Write what the model makes of standard input to standard output."""
         run = self.open()
         require_ability(run.task, WritesText, "write text")
@@ -34,7 +35,7 @@ class Generate(RunCommand):
         prefix = argument_text("prefix", self.prefix)
         prefix = f"{prefix} " if prefix else ""
         done = 0
-        for lines in _batches(sys.stdin, max(self.batch_lines, 1)):
+        for lines in _shared(peers, _batches(sys.stdin, max(self.batch_lines, 1))):
             texts = [run.config.data.prompt(prefix + line) if line.strip() else "" for line in lines]
             problems = run.task.problems(texts)  # type: ignore[attr-defined]
             good = next((index for index, problem in enumerate(problems) if problem), len(lines))
@@ -47,6 +48,16 @@ class Generate(RunCommand):
                 before = "; the lines before it were done" if done + good else ""
                 raise UserError(f"line {done + good + 1} {problems[good]}{before}")
             done += len(lines)
+
+
+def _shared(peers: Peers, batches: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The batches that the first of several processes reads, in all of them."""
+    while True:
+        mine = next(batches, None) if peers.index == 0 else None
+        lines = mine if peers.count == 1 else peers.gather(mine)[0]
+        if lines is None:
+            return
+        yield lines
 
 
 def _batches(stream: Any, size: int) -> Iterator[list[str]]:

@@ -6,6 +6,7 @@ import inspect
 import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -49,6 +50,27 @@ def parse(
                 raise error from None
         with _flowing_help():
             return tyro.cli(kind, **settings)  # again, for its help or its own error
+
+
+def take_fields(kind: type, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments that are flags of a dataclass, and the rest, which are somebody else's: a config's, for one.
+
+    A --help before anything else is the dataclass's own.
+    """
+    flags = {f"--{field.name.replace('_', '-')}": field.type is bool for field in dataclasses.fields(kind)}
+    own: list[str] = []
+    rest: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, has_value, _ = argument.partition("=")
+        name = name.replace("_", "-")
+        is_switch = flags.get(name, flags.get(f"--{name.removeprefix('--no-')}") is True)
+        if name in flags or is_switch or (name in ("-h", "--help") and not rest):
+            own.append(argument)
+            own += [] if is_switch or has_value or name not in flags else [*islice(remaining, 1)]
+        else:
+            rest.append(argument)
+    return own, rest
 
 
 def with_settings(kind: type[T], settings: Mapping[str, Any], *, without_prefix: Sequence[str] = ()) -> type[T]:

@@ -24,6 +24,15 @@ def prepare_streams() -> None:
         sys.stderr = io.TextIOWrapper(messages, "utf-8", "backslashreplace", line_buffering=True)
 
 
+def keep_output_apart() -> None:
+    """Have standard output to ourselves: what libraries print to it, such as Gloo, goes to standard error instead."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    output = io.BufferedWriter(_Output(own, "w"))
+    sys.stdout = io.TextIOWrapper(output, "utf-8", "surrogateescape", line_buffering=output.isatty())
+
+
 def argument_text(name: str, value: str) -> str:
     """A text from the command line, which Python has decoded by the locale."""
     try:

@@ -1,16 +1,19 @@
 """`transformer-jax train [CONFIG] [--flags]`, and `python train.py`: train, then show what came of it."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from transformer_jax.atomic import atomic
 from transformer_jax.commands.attention import draw_attention
 from transformer_jax.commands.configs import config_names, load_config
 from transformer_jax.commands.parsing import parse
 from transformer_jax.errors import UserError
+from transformer_jax.parallel import Peers
 from transformer_jax.tasks import GivesAttention, Predictor, ShowsSamples, WritesText
 from transformer_jax.training import Config, Run, train
 
@@ -55,9 +58,10 @@ def _check_effect(config: Config, default: Config) -> None:
                 raise UserError(f"{flag} has no effect with --init-from, whose checkpoint decides it; leave it out")
 
 
-def train_and_show(config: Config) -> None:
+def train_and_show(config: Config, peers: Peers | None = None) -> None:
     """Train, then print samples of the test split and draw the attention of the longest."""
-    run, state = train(config)
+    run, state = train(config, peers)
+    is_first = peers is None or peers.index == 0
     predictor = run.predictor(state.model)
     with run.precision():
         samples = _samples(run, predictor)
@@ -66,7 +70,8 @@ def train_and_show(config: Config) -> None:
         inputs = [next(iter(sample.values())) for sample in samples]
         if isinstance(run.task, GivesAttention) and (text := _readable(run.task, inputs)):
             picture = run.workdir.path / "attention.png"
-            draw_attention(run, predictor, text, picture)
+            with atomic(picture) if is_first else nullcontext(picture) as unfinished:
+                draw_attention(run, predictor, text, unfinished, write=is_first)
             print(f"attention picture: {picture}")
     print(f"run: {run.workdir.path} (config, metrics, checkpoints; the same command goes on from here)")
 

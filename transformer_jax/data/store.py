@@ -1,7 +1,9 @@
 """Encoded examples as a few long arrays, in memory or on disk."""
 
+import errno
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ class Store(Lazy[Mapping[str, np.ndarray]]):
         path.parent.mkdir(parents=True, exist_ok=True)
         totals = dict.fromkeys(columns, 0)
         length = 0
-        with atomic(path) as unfinished:
+        with _unless_written(path), atomic(path) as unfinished:
             unfinished.mkdir()
             for name in columns:
                 (unfinished / f"{name}.values").touch()
@@ -94,6 +96,16 @@ class Store(Lazy[Mapping[str, np.ndarray]]):
             return self.values[name][index]
         ends = self.ends[name]
         return self.values[name][ends[index - 1] if index else 0 : ends[index]]
+
+
+@contextmanager
+def _unless_written(path: Path) -> Iterator[None]:
+    """Where another process has written the same folder in the meantime, that one is as good."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not path.is_dir():
+            raise
 
 
 def _present(examples: Sequence[Example], columns: Mapping[str, Column]) -> dict[str, Column]:

@@ -8,7 +8,7 @@ from transformer_jax.functional.dropout import dropout
 from transformer_jax.functional.experts import Balance, mixture_of_experts
 from transformer_jax.functional.feed_forward import feed_forward
 from transformer_jax.functional.linear import embed, linear
-from transformer_jax.functional.losses import cross_entropy
+from transformer_jax.functional.losses import chunked_cross_entropy, chunked_sums, cross_entropy
 from transformer_jax.functional.masks import (
     Mask,
     anti_causal,
@@ -49,6 +49,8 @@ __all__ = [
     "arbitrary",
     "as_mask",
     "causal",
+    "chunked_cross_entropy",
+    "chunked_sums",
     "cross_entropy",
     "dot_product_attention",
     "dropout",

@@ -3,10 +3,12 @@
 from functools import partial
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from transformer_jax.functional.dropout import dropout
+from transformer_jax.functional.linear import wide_einsum
 from transformer_jax.functional.masks import Mask, as_mask
 from transformer_jax.functional.precision import matmul_precision
 from transformer_jax.functional.softmax import softmax
@@ -84,38 +86,42 @@ def additive_attention(
     projected_key = jnp.einsum("BSNE,EA->BNSA", key, key_weight, precision=precision)
     hidden = jnp.tanh(projected_query[:, :, :, None, :] + projected_key[:, :, None, :, :])
     scores = jnp.einsum("BNTSA,A->BNTS", hidden, score_weight, precision=precision)
-    return _attend(scores, value, mask, None, 0.0, None, return_weights)
+    context, weights = _attend(scores, value, mask, None, 0.0, None)
+    return (context, weights) if return_weights else context
 
 
 def _reference(query, key, value, mask, bias, scale, dropout_rate, dropout_key, return_weights) -> AttentionOutput:
-    # The scores are float32, the query may be bfloat16: to scale that would round it once more.
-    scores = _scores(query, key) * scale
-    return _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights)
+    # The backward pass computes the weights again: kept, they would be most of what a long sequence needs.
+    @partial(jax.checkpoint, prevent_cse=False)
+    def attend(query, key, value):
+        # The scores are float32, the query may be bfloat16: to scale that would round it once more.
+        scores = _scores(query, key) * scale
+        return _attend(scores, value, mask, bias, dropout_rate, dropout_key)
+
+    context, weights = attend(query, key, value)
+    return (context, weights) if return_weights else context
 
 
 _IMPLEMENTATIONS = {"reference": _reference}
 
 
-def _attend(scores, value, mask, bias, dropout_rate, dropout_key, return_weights) -> AttentionOutput:
-    """From scores to the mean of the values: the half that all attentions share."""
+def _attend(scores, value, mask, bias, dropout_rate, dropout_key) -> tuple[Array, Array]:
+    """From scores to the mean of the values, and the weights: the half that all attentions share."""
     if bias is not None:
         scores = scores + bias
     allowed = None if mask is None else as_mask(mask).array(*scores.shape[-2:])
     weights = softmax(scores, allowed).astype(value.dtype)
     kept = dropout(weights, dropout_rate, dropout_key)
-    context = _mean(kept, value)
-    return (context, weights) if return_weights else context
+    return _mean(kept, value), weights
 
 
 def _scores(query: Float[Array, "B T N H"], key: Float[Array, "B S K H"]) -> Float[Array, "B N T S"]:
     """QK^T, in float32 at least."""
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    einsum = partial(jnp.einsum, preferred_element_type=wide, precision=matmul_precision(query.dtype))
     (num_rows, num_queries, num_heads, size), shared = query.shape, key.shape[2]
     if num_heads == shared:
-        return einsum("BTNH,BSNH->BNTS", query, key)
+        return wide_einsum("BTNH,BSNH->BNTS", query, key)
     grouped = query.reshape(num_rows, num_queries, shared, num_heads // shared, size)
-    return einsum("BTKGH,BSKH->BKGTS", grouped, key).reshape(num_rows, num_heads, num_queries, key.shape[1])
+    return wide_einsum("BTKGH,BSKH->BKGTS", grouped, key).reshape(num_rows, num_heads, num_queries, key.shape[1])
 
 
 def _mean(weights: Float[Array, "B N T S"], value: Float[Array, "B S K V"]) -> Float[Array, "B T N V"]:

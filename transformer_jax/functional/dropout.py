@@ -19,11 +19,9 @@ def dropout(x: Float[Array, "B *shape"], rate: float, key: Key[Array, "#B"] | No
     """
     if key is None or rate == 0:
         return x
-    if not 0 <= rate < 1:
-        raise ValueError(f"the dropout rate must be at least 0 and below 1; got {rate}")
     if key.ndim:
-        return _drop(x, jax.vmap(_salt)(key), rate)
-    return _drop(x[None], _salt(key)[None], rate)[0]
+        return _drop(x, salts(key), rate)
+    return _drop(x[None], salts(key), rate)[0]
 
 
 def split(key: Key[Array, "*B"] | None, count: int) -> tuple[Key[Array, "*B"] | None, ...]:
@@ -38,20 +36,30 @@ def split(key: Key[Array, "*B"] | None, count: int) -> tuple[Key[Array, "*B"] | 
 # The backward pass computes the mask again: a few integer operations cost less than to write it and read it back.
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def _drop(x: Float[Array, "B *shape"], salt: UInt32[Array, "B 2"], rate: float) -> Float[Array, "B *shape"]:
-    return jnp.where(_keep(salt, x.shape[1:], rate), x * (1 / (1 - rate)), jnp.zeros_like(x))
+    index = jax.lax.iota(jnp.uint32, math.prod(x.shape[1:])).reshape(1, *x.shape[1:])
+    return drop_at(x, salt, index, rate)
 
 
-def _salt(key: Key[Array, ""]) -> UInt32[Array, "2"]:
-    return jax.random.bits(key, (2,), jnp.uint32)
+def salts(key: Key[Array, "*B"]) -> UInt32[Array, "B 2"]:
+    """The words that the noise of each row is made from; of one key, those of one row."""
+    return jax.vmap(lambda row: jax.random.bits(row, (2,), jnp.uint32))(key if key.ndim else key[None])
 
 
-def _keep(salt: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float) -> Bool[Array, "B *shape"]:
+def drop_at(
+    x: Float[Array, "B *shape"], salt: UInt32[Array, "#B 2"], index: UInt32[Array, "#B *shape"], rate: float
+) -> Float[Array, "B *shape"]:
+    """x with dropout, where each entry has this index in its row: a block of a row is dropped as the row would be."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"the dropout rate must be at least 0 and below 1; got {rate}")
+    return jnp.where(_keep(salt, index, rate), x * (1 / (1 - rate)), jnp.zeros_like(x))
+
+
+def _keep(salt: UInt32[Array, "#B 2"], index: UInt32[Array, "#B *shape"], rate: float) -> Bool[Array, "#B *shape"]:
     """True with probability 1 - rate: a hash of the index in the row and of the row's salt.
 
     The salt comes from JAX's generator; to run that generator for every entry would cost more than the matrix products
     of a small model. A hash is a function of the index alone, so it is fused into whatever uses the mask.
     """
-    index = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(1, *shape)
     first, second = (jnp.expand_dims(word, tuple(range(1, index.ndim))) for word in (salt[:, 0], salt[:, 1]))
     start = index + first
     word = _mix((start ^ (start >> 16)) * jnp.uint32(0x7FEB352D) ^ second)

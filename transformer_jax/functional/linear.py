@@ -1,5 +1,8 @@
 """Linear maps and table look-ups: the two ways in which a weight meets its input."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -28,6 +31,27 @@ def linear(
     if bias is None:
         return y
     return y + jnp.expand_dims(bias.astype(y.dtype), tuple(range(y.ndim - bias.ndim)))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def wide_einsum(equation: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The einsum of two arrays, added up and given in float32 at least; its gradient is computed in their own dtype.
+
+    Of bfloat16 arrays the product is exact to float32, as scores and logits should be. A gradient in float32 would only
+    make of two bfloat16 products ones of mixed dtypes, which cost more time and memory.
+    """
+    precision = matmul_precision(x.dtype)
+    return jnp.einsum(
+        equation, x, y, precision=precision, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32)
+    )
+
+
+@wide_einsum.defjvp
+def _wide_einsum_jvp(equation, primals, tangents):
+    (x, y), (dx, dy) = primals, tangents
+    z = wide_einsum(equation, x, y)
+    einsum = partial(jnp.einsum, equation, precision=matmul_precision(x.dtype))
+    return z, (einsum(dx, y) + einsum(x, dy)).astype(z.dtype)
 
 
 def embed(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:

@@ -3,12 +3,63 @@
 `True` means "may attend", everywhere. Masks combine with `&`. A boolean array is a mask too.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
+
+Axis = Literal["batch", "heads", "queries", "keys"]
+Change = Callable[[Any, tuple[Axis, ...]], Any]
+"""A function of an array and of the names of its axes."""
+
+
+class Block(NamedTuple):
+    """A rectangle of the scores: some of the queries against some of the keys. The starts may be traced."""
+
+    query_start: Int[Array, ""] | int
+    num_queries: int
+    key_start: Int[Array, ""] | int
+    num_keys: int
+    total_queries: int
+    total_keys: int
+
+    def slice(
+        self, shape: tuple[int, ...], *, queries: int | None = None, keys: int | None = None
+    ) -> tuple[list[Array], list[int]]:
+        """Where the block is in an array with these axes of queries and keys: its starts and its sizes.
+
+        An axis of one entry is broadcast. The queries may be those of the block alone; the keys are of all blocks.
+        """
+        starts: list[Array | int] = [0] * len(shape)
+        sizes = list(shape)
+        if queries is not None and shape[queries] != self.num_queries:
+            span = _span("queries", shape[queries], self.query_start, self.num_queries, self.total_queries)
+            starts[queries], sizes[queries] = span
+        if keys is not None:
+            starts[keys], sizes[keys] = _span("keys", shape[keys], self.key_start, self.num_keys, self.total_keys)
+        return [jnp.asarray(start, jnp.int32) for start in starts], sizes  # which must be of one type
+
+    def take(self, array: Array, *, queries: int | None = None, keys: int | None = None) -> Array:
+        """The part of an array that belongs to the block; see `slice`."""
+        starts, sizes = self.slice(array.shape, queries=queries, keys=keys)
+        return array if tuple(sizes) == array.shape else jax.lax.dynamic_slice(array, starts, sizes)
+
+
+def _span(name: str, size: int, start: Array | int, count: int, total: int) -> tuple[Array | int, int]:
+    """Where a block begins along an axis of this size, and how long it is there."""
+    if size == 1 or count >= total:
+        return 0, size
+    whole_blocks = -(-total // count) * count
+    if size < whole_blocks:  # a slice past the end would be moved back, over what belongs to another block
+        raise ValueError(
+            f"a mask or bias covers {size} {name}, but blocks of {count} need {whole_blocks}; give each shard all "
+            f"{name}, padded to a multiple of the block"
+        )
+    return start, count
 
 
 class Mask:
@@ -16,6 +67,14 @@ class Mask:
 
     def array(self, num_queries: int, num_keys: int) -> Bool[Array, "#B #N T S"]:
         """The boolean array of this mask, broadcastable to [batch, heads, queries, keys]."""
+        return self.block(Block(0, num_queries, 0, num_keys, num_queries, num_keys))
+
+    def block(self, block: Block) -> Bool[Array, "#B #N #T #S"]:
+        """The boolean array of one block of the scores."""
+        raise NotImplementedError
+
+    def map(self, function: Change) -> Any:
+        """This mask with `function(array, axes)` in place of each of its arrays: to pad them, or to shard them."""
         raise NotImplementedError
 
     def __and__(self, other: "Mask | Array") -> "Mask":
@@ -80,16 +139,21 @@ class _Band(Mask):
     after: int | None = field(metadata={"static": True})
     offset: Array | int | None = None
 
-    def array(self, num_queries: int, num_keys: int) -> Array:
-        offset = num_keys - num_queries if self.offset is None else self.offset
-        query = jnp.arange(num_queries)[None, :] + jnp.reshape(jnp.asarray(offset), (-1, 1))
-        ahead = jnp.arange(num_keys)[None, None, :] - query[:, :, None]
+    def block(self, block: Block) -> Array:
+        offset = block.total_keys - block.total_queries if self.offset is None else self.offset
+        query = block.query_start + jnp.arange(block.num_queries)[None, :] + jnp.reshape(jnp.asarray(offset), (-1, 1))
+        ahead = block.key_start + jnp.arange(block.num_keys)[None, None, :] - query[:, :, None]
         allowed = jnp.ones(ahead.shape, bool)
         if self.before is not None:
             allowed &= ahead >= -self.before
         if self.after is not None:
             allowed &= ahead <= self.after
         return allowed[:, None]
+
+    def map(self, function: Change) -> Any:
+        if self.offset is None:
+            return self
+        return _Band(self.before, self.after, function(self.offset, ("batch",) if jnp.ndim(self.offset) else ()))
 
 
 @_value
@@ -100,7 +164,13 @@ class _Keys(Mask):
     def array(self, num_queries: int, num_keys: int) -> Array:
         if self.valid.shape[-1] != num_keys:
             raise ValueError(f"the padding mask covers {self.valid.shape[-1]} keys but there are {num_keys}")
-        return self.valid[:, None, None, :]
+        return super().array(num_queries, num_keys)
+
+    def block(self, block: Block) -> Array:
+        return block.take(self.valid, keys=1)[:, None, None, :]
+
+    def map(self, function: Change) -> Any:
+        return _Keys(function(self.valid, ("batch", "keys")))
 
 
 @_value
@@ -115,7 +185,14 @@ class _Segments(Mask):
                 f"the segment ids cover {self.queries.shape[-1]} queries and {self.keys.shape[-1]} keys "
                 f"but there are {num_queries} and {num_keys}"
             )
-        return self.queries[:, None, :, None] == self.keys[:, None, None, :]
+        return super().array(num_queries, num_keys)
+
+    def block(self, block: Block) -> Array:
+        queries, keys = block.take(self.queries, queries=1), block.take(self.keys, keys=1)
+        return queries[:, None, :, None] == keys[:, None, None, :]
+
+    def map(self, function: Change) -> Any:
+        return _Segments(function(self.queries, ("batch", "queries")), function(self.keys, ("batch", "keys")))
 
 
 @_value
@@ -123,8 +200,11 @@ class _Segments(Mask):
 class _Arbitrary(Mask):
     allowed: Array
 
-    def array(self, num_queries: int, num_keys: int) -> Array:
-        return self.allowed
+    def block(self, block: Block) -> Array:
+        return block.take(self.allowed, queries=2, keys=3)
+
+    def map(self, function: Change) -> Any:
+        return _Arbitrary(function(self.allowed, ("batch", "heads", "queries", "keys")))
 
 
 @_value
@@ -134,6 +214,12 @@ class _All(Mask):
 
     def array(self, num_queries: int, num_keys: int) -> Array:
         return reduce(jnp.logical_and, (part.array(num_queries, num_keys) for part in self.parts))
+
+    def block(self, block: Block) -> Array:
+        return reduce(jnp.logical_and, (part.block(block) for part in self.parts))
+
+    def map(self, function: Change) -> Any:
+        return _All(tuple(part.map(function) for part in self.parts))
 
 
 def _boolean(name: str, array: Array) -> Array:

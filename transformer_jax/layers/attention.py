@@ -1,6 +1,7 @@
 """Multi-head attention with its parameters, and the keys and values that decoding keeps."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 from transformer_jax.functional import Mask, RotaryScaling, dot_product_attention, rotary
 from transformer_jax.layers.linear import Linear
 from transformer_jax.layers.parameter import LinearInitializer, glorot_uniform, scaled
+from transformer_jax.layers.sequence_attention import sequence_attention, shards_sequence
 
 
 @jax.tree_util.register_dataclass
@@ -121,17 +123,17 @@ class MultiHeadAttention(nnx.Module):
             memory = self.project(memory)
         if memory.key.shape[0] != x.shape[0]:
             raise ValueError(f"memory has batch {memory.key.shape[0]} but the target has batch {x.shape[0]}")
-        context, weights = dot_product_attention(
-            self._rotate(self.query(x), positions),
-            memory.key,
-            memory.value,
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            dropout_rate=self.dropout_rate,
-            dropout_key=dropout_key,
-            return_weights=True,
-        )
+        arrays = (self._rotate(self.query(x), positions), memory.key, memory.value)
+        settings: dict[str, Any] = {
+            "mask": mask,
+            "bias": bias,
+            "scale": self.scale,
+            "dropout_rate": self.dropout_rate,
+            "dropout_key": dropout_key,
+        }
+        context, weights = dot_product_attention(*arrays, **settings, return_weights=True)
+        if x.shape[1] > 1 and shards_sequence():
+            context = sequence_attention(*arrays, **settings)  # and no weights are computed unless somebody uses them
         return self.output(context), weights
 
     def _rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"] | None) -> Float[Array, "B T N H"]:

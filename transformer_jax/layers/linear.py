@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from transformer_jax.functional import embed, linear
-from transformer_jax.functional.precision import matmul_precision
+from transformer_jax.functional.linear import wide_einsum
 from transformer_jax.layers.parameter import (
     Axes,
     Initializer,
@@ -71,9 +71,7 @@ class Embedding(nnx.Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """The score of each id, in float32: xE^T."""
-        table = self.table[...].astype(x.dtype)
-        precision = matmul_precision(x.dtype)
-        return jnp.einsum("BTD,VD->BTV", x, table, preferred_element_type=jnp.float32, precision=precision)
+        return wide_einsum("BTD,VD->BTV", x, self.table[...].astype(x.dtype))
 
 
 def position_indices(length: int) -> Int[Array, "T"]:

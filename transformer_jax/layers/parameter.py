@@ -61,6 +61,20 @@ def is_parameter(leaf: object) -> bool:
     return isinstance(leaf, nnx.Param)
 
 
+def is_stacked(weight: Any) -> bool:
+    """Whether a declared weight is of a stack: its first axis counts the layers."""
+    return getattr(weight, "axes", ())[:1] == ("layers",)
+
+
+def map_named_parameters(function: Callable[[str, Any], Any], model: Any) -> Any:
+    """A model with a function of its name and itself in place of each declared weight."""
+
+    def call(path: Any, leaf: Any) -> Any:
+        return function(jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+
+    return jax.tree_util.tree_map_with_path(call, model, is_leaf=is_parameter)
+
+
 def named_parameters(model: Any) -> dict[str, Any]:
     """Each declared weight of a model by its path: `encoder.blocks.self_attention.query.weight`."""
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=is_parameter)

@@ -273,17 +273,17 @@ class GPT(nnx.Module):
         """
         return self.logits(self._run(ids, valid, segments, positions, dropout_key)[0])
 
-    def logits_and_balance(
+    def hidden_and_balance(
         self,
         ids: Int[Array, "B T"],
         *,
         valid: Bool[Array, "B T"] | None = None,
         segments: Int[Array, "B T"] | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
-    ) -> tuple[Float[Array, "B T V"], Float[Array, ""]]:
-        """The logits, and what unevenly used experts add to the sum of the losses."""
+    ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
+        """What `hidden` gives, and what unevenly used experts add to the sum of the losses."""
         x, auxiliary = self._run(ids, valid, segments, None, dropout_key)
-        return self.logits(x), balance_loss(auxiliary.balance, self.config.experts)
+        return x, balance_loss(auxiliary.balance, self.config.experts)
 
     def hidden(
         self,

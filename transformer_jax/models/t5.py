@@ -182,24 +182,24 @@ class T5(nnx.Module):
                 0 for padding. Pairs do not see each other, and distances count within each.
             dropout_key: one key per row, or None for no dropout.
         """
-        return self.logits_and_balance(source, target, segments=segments, dropout_key=dropout_key)[0]
+        return self.logits(self.hidden_and_balance(source, target, segments=segments, dropout_key=dropout_key)[0])
 
-    def logits_and_balance(
+    def hidden_and_balance(
         self,
         source: Int[Array, "B S"],
         target: Int[Array, "B T"],
         *,
         segments: tuple[Int[Array, "B S"], Int[Array, "B T"]] | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
-    ) -> tuple[Float[Array, "B T V"], Float[Array, ""]]:
-        """The logits, and what unevenly used experts add to the sum of the losses."""
+    ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
+        """What `logits` is of, with dropout, and what unevenly used experts add to the sum of the losses."""
         self._check_decoder(source=source, target=target, source_segments=segments and segments[0])
         encoder_key, decoder_key = split(dropout_key, 2)
         memory, encoder = self._encode(source, segments, encoder_key)
         x, decoder = self._decode(target, memory, source, segments, decoder_key)
         experts = self.config.experts
         balance = balance_loss(encoder.balance, experts) + balance_loss(decoder.balance, experts)
-        return self.logits(x), balance
+        return x, balance
 
     def hidden(self, source: Int[Array, "B S"], target: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """A vector for each target token: the input of the output layer."""

@@ -157,7 +157,9 @@ class TransformerConfig(ModelConfig):
     def big(cls, vocab_size: int | None = 37_000, *, pad_id: int | None = 0) -> "TransformerConfig":
         """The big model: 214,245,376 parameters with a vocabulary of 37,000; the dropout of English to German."""
         base = cls.base(vocab_size, pad_id=pad_id)
-        return replace(base, d_model=1024, num_heads=16, d_ff=4096, dropout_rate=0.3)
+        # Of sentences, attention is next to nothing to compute again, and a tenth of all memory if it is kept.
+        rematerialize: Rematerialize = "dots_without_batch"
+        return replace(base, d_model=1024, num_heads=16, d_ff=4096, dropout_rate=0.3, rematerialize=rematerialize)
 
 
 class Transformer(nnx.Module):
@@ -201,24 +203,24 @@ class Transformer(nnx.Module):
                 0 for padding. Pairs do not see each other, and positions count from the beginning of each.
             dropout_key: one key per row, or None for no dropout.
         """
-        return self.logits_and_balance(source, target, segments=segments, dropout_key=dropout_key)[0]
+        return self.logits(self.hidden_and_balance(source, target, segments=segments, dropout_key=dropout_key)[0])
 
-    def logits_and_balance(
+    def hidden_and_balance(
         self,
         source: Int[Array, "B S"],
         target: Int[Array, "B T"],
         *,
         segments: tuple[Int[Array, "B S"], Int[Array, "B T"]] | None = None,
         dropout_key: Key[Array, "#B"] | None = None,
-    ) -> tuple[Float[Array, "B T V"], Float[Array, ""]]:
-        """The logits, and what unevenly used experts add to the sum of the losses."""
+    ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
+        """What `logits` is of, with dropout, and what unevenly used experts add to the sum of the losses."""
         check_tokens(source=source, target=target, source_segments=segments and segments[0])
         encoder_key, decoder_key = split(dropout_key, 2)
         memory, encoder = self._encode(source, segments, encoder_key)
         x, decoder = self._decode(target, memory, source, segments, decoder_key)
         experts = self.config.experts
         balance = balance_loss(encoder.balance, experts) + balance_loss(decoder.balance, experts)
-        return self.logits(x), balance
+        return x, balance
 
     def hidden(self, source: Int[Array, "B S"], target: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """A vector for each target token: the input of the output layer."""

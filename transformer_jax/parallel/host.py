@@ -32,6 +32,14 @@ def prepare_host() -> None:
         sys.unraisablehook = _print_unraisable
 
 
+def simulate_devices(count: int) -> None:
+    """Have so many devices where JAX computes on the CPU and has not been told how many; before JAX starts."""
+    told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if computes_on_cpu() and not told and getattr(jax.config, "jax_num_cpu_devices", -1) < 1:
+        jax.config.update("jax_num_cpu_devices", count)
+        _give_threads_to_simulated_devices()
+
+
 def quiet_loggers() -> None:
     """Keep libraries from logging what says nothing new."""
     for name in ("absl", "asyncio"):

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.axes import MESH_AXES, Rules, axis_rules
+from transformer_jax.parallel.compiled import Compiled, CompiledStep
 from transformer_jax.parallel.mesh import MeshConfig
 from transformer_jax.parallel.shardings import tree_shardings
 
@@ -110,20 +111,20 @@ class Strategy:
         """The sharding of every array of a tree of declared weights, such as a model or a training state."""
         return tree_shardings(tree, self.mesh, self.rules)
 
-    def jit(self, function: Callable[..., Any], **settings: Any) -> "Compiled":
+    def jit(self, function: Callable[..., Any], **settings: Any) -> Compiled:
         """A function compiled for this mesh; `settings` are those of `jax.jit`."""
-        return Compiled(self, jax.jit(function, **settings))
+        return Compiled(jax.jit(function, **settings), self.context)
 
     def initialize(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function of few or no arrays makes, each array in its own shards from the beginning."""
         shardings = self.shardings(jax.eval_shape(function, *arguments))
         return self.jit(function, out_shardings=shardings)(*arguments)
 
-    def compile(self, step: Callable[[Any, Any], Any], state: Any) -> Callable[[Any, Any], Any]:
+    def compile(self, step: Callable[[Any, Any], Any], state: Any) -> CompiledStep:
         """The step `(state, batch) -> (state, metrics)` compiled. The state keeps its shardings, and is donated."""
         if self.axis_name is None:
             shardings = jax.tree.map(lambda x: x.sharding, state)
-            return self.jit(step, donate_argnums=0, out_shardings=(shardings, self.replicated))
+            return CompiledStep(self.jit(step, donate_argnums=0, out_shardings=(shardings, self.replicated)))
         local = [device for device in self.devices if device.process_index == jax.process_index()]
         devices = self.devices if jax.process_count() == 1 else None
         mapped = jax.pmap(step, self.axis_name, in_axes=(None, 0), out_axes=None, devices=devices, donate_argnums=0)
@@ -132,7 +133,7 @@ class Strategy:
             outputs = mapped(state, jax.tree.map(partial(_split, count=len(local)), batch))
             return outputs if jax.process_count() == 1 else jax.tree.map(self._globally_replicated, outputs)
 
-        return call
+        return CompiledStep(call)
 
     def replicate(self, tree: Any) -> Any:
         """A tree of arrays, replicated on every device."""
@@ -151,7 +152,7 @@ class Strategy:
         def placed(local: np.ndarray) -> jax.Array:
             first = index * local.shape[0]
 
-            def rows(where: tuple[slice, ...]) -> np.ndarray:
+            def rows(where: Any) -> np.ndarray:
                 start, stop, _ = where[0].indices(local.shape[0] * count)
                 return local[(slice(start - first, stop - first), *where[1:])]
 
@@ -186,29 +187,6 @@ class Strategy:
         return jax.make_array_from_single_device_arrays(
             x.shape, self.replicated, [shard.data for shard in x.addressable_shards]
         )
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A function under `jit` on the mesh of a strategy."""
-
-    strategy: Strategy
-    function: Any
-    """What `jax.jit` gave."""
-
-    def __call__(self, *arguments: Any) -> Any:
-        with self.strategy.context():
-            return self.function(*arguments)
-
-    def lower(self, *arguments: Any) -> Any:
-        """The function lowered for these arguments, which may be abstract, to be compiled ahead of time."""
-        with self.strategy.context():
-            return self.function.lower(*arguments)
-
-    @property
-    def num_compiled(self) -> int:
-        """For how many shapes it has been compiled."""
-        return self.function._cache_size()
 
 
 def _split(x: np.ndarray, count: int) -> np.ndarray:

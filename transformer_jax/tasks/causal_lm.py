@@ -17,7 +17,7 @@ from transformer_jax.data.store import Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import sample
 from transformer_jax.errors import UserError
-from transformer_jax.functional import cross_entropy
+from transformer_jax.functional import chunked_cross_entropy
 from transformer_jax.models import GPT, GPTConfig
 from transformer_jax.tasks.abilities import AttentionMap, attention_map
 from transformer_jax.tasks.predictor import Predictor
@@ -102,8 +102,8 @@ class CausalLM(Task):
             segments = jnp.minimum(segments, 1)
         here, ahead = segments[:, :-1], segments[:, 1:]
         weights = (here == ahead) & (ahead > 0)  # the end of a document does not predict the beginning of the next
-        logits, auxiliary_loss = model.logits_and_balance(ids[:, :-1], valid=here > 0, segments=here, dropout_key=key)
-        total, weight = cross_entropy(logits, ids[:, 1:], weights)
+        x, auxiliary_loss = model.hidden_and_balance(ids[:, :-1], valid=here > 0, segments=here, dropout_key=key)
+        total, weight = chunked_cross_entropy(x, model.logits, ids[:, 1:], weights)
         return total if key is None else total + auxiliary_loss, weight
 
     def score(self, results: Results) -> Metrics:

@@ -17,7 +17,7 @@ from transformer_jax.data.store import Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import greedy
 from transformer_jax.errors import UserError
-from transformer_jax.functional import cross_entropy
+from transformer_jax.functional import chunked_sums, cross_entropy
 from transformer_jax.models import T5, T5Config
 from transformer_jax.tasks.abilities import AttentionMap, attention_map, check_texts
 from transformer_jax.tasks.predictor import Predictor
@@ -115,14 +115,19 @@ class Denoising(Task):
         """Cross-entropy of each target token given those before it; that of text is told apart: sentinels are easy."""
         inputs, labels = batch["target"][:, :-1], batch["target"][:, 1:]
         weights = labels != self.tokenizer.pad_id
-        logits, auxiliary_loss = model.logits_and_balance(batch["source"], inputs, dropout_key=key)
-        total, weight = cross_entropy(logits, labels, weights)
-        right = jnp.sum((jnp.argmax(logits, -1) == labels) & weights)
         is_text = weights & ~jnp.isin(labels, jnp.array([*self.sentinels, self.tokenizer.end_id]))
+        x, auxiliary_loss = model.hidden_and_balance(batch["source"], inputs, dropout_key=key)
+
+        def sums(logits, labels, weights, is_text):
+            right = jnp.sum((jnp.argmax(logits, -1) == labels) & weights)
+            return cross_entropy(logits, labels, weights)[0], right, cross_entropy(logits, labels, is_text)[0]
+
+        total, right, text_total = chunked_sums(sums, x, model.logits, labels, weights, is_text)
+        weight, text_weight = jnp.sum(weights, dtype=jnp.float32), jnp.sum(is_text, dtype=jnp.float32)
         return {
             "loss": LossTerm(total if key is None else total + auxiliary_loss, weight),
             "token_accuracy": LossTerm(right, weight, 0.0),
-            "text_loss": LossTerm(*cross_entropy(logits, labels, is_text), 0.0),
+            "text_loss": LossTerm(text_total, text_weight, 0.0),
         }
 
     def score(self, results: Results) -> Metrics:

@@ -15,7 +15,7 @@ from transformer_jax.data.source import Document
 from transformer_jax.data.store import Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.functional import cross_entropy
+from transformer_jax.functional import chunked_sums, cross_entropy
 from transformer_jax.models import Bert, BertConfig
 from transformer_jax.tasks.abilities import AttentionMap, attention_map, check_texts, listed_tokens
 from transformer_jax.tasks.predictor import Predictor
@@ -124,9 +124,13 @@ class MaskedLM(Task):
     def loss(self, model: Bert, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Loss:
         """Cross-entropy of the masked tokens, plus that of the pairs."""
         hidden = model(batch["ids"], batch["types"], valid=batch["valid"], dropout_key=key)
-        logits = model.masked_lm(_take(hidden, batch["positions"]))
-        total, weight = cross_entropy(logits, batch["labels"], batch["weights"])
-        right = jnp.sum((jnp.argmax(logits, -1) == batch["labels"]) * batch["weights"])
+
+        def sums(logits, labels, weights):
+            right = jnp.sum((jnp.argmax(logits, -1) == labels) * weights)
+            return cross_entropy(logits, labels, weights)[0], right
+
+        masked, weight = _take(hidden, batch["positions"]), jnp.sum(batch["weights"])
+        total, right = chunked_sums(sums, masked, model.masked_lm, batch["labels"], batch["weights"])
         terms = {"masked_lm_loss": LossTerm(total, weight), "masked_lm_accuracy": LossTerm(right, weight, 0.0)}
         if self.config.next_sentence:
             is_pair = batch["weights"].sum(axis=1) > 0  # a row that only fills the batch up has no prediction

@@ -16,7 +16,7 @@ from transformer_jax.data.source import Document
 from transformer_jax.data.store import Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import UserError
-from transformer_jax.functional import cross_entropy
+from transformer_jax.functional import chunked_sums, cross_entropy
 from transformer_jax.models import XLNet, XLNetConfig
 from transformer_jax.tasks.abilities import AttentionMap, attention_map, listed_tokens
 from transformer_jax.tasks.permutation import permutation_masks, sample_targets
@@ -89,9 +89,13 @@ class PermutationLM(Task):
 
     def loss(self, model: XLNet, batch: Mapping[str, Array], key: Key[Array, "#B"] | None) -> Loss:
         """Cross-entropy of the predicted tokens."""
-        logits = self._logits(model, batch, key)
-        total, weight = cross_entropy(logits, batch["labels"], batch["weights"])
-        right = jnp.sum((jnp.argmax(logits, -1) == batch["labels"]) * batch["weights"])
+
+        def sums(logits, labels, weights):
+            right = jnp.sum((jnp.argmax(logits, -1) == labels) * weights)
+            return cross_entropy(logits, labels, weights)[0], right
+
+        x, weight = self._hidden(model, batch, key), jnp.sum(batch["weights"])
+        total, right = chunked_sums(sums, x, model.logits, batch["labels"], batch["weights"])
         return {"loss": LossTerm(total, weight), "token_accuracy": LossTerm(right, weight, 0.0)}
 
     def score(self, results: Results) -> Metrics:
@@ -117,14 +121,19 @@ class PermutationLM(Task):
         tokens = self.tokenizer.tokens(ids)
         return "", [attention_map("content", found["weights"][0], tokens, tokens)]
 
-    def _logits(self, model: XLNet, batch: Mapping[str, Array], key: Array | None) -> Float[Array, "B P V"]:
-        valid = batch["ids"] != self.tokenizer.pad_id
-        return model.predict(
-            batch["ids"], batch["positions"], batch["types"], allowed=batch["allowed"], valid=valid, dropout_key=key
+    def _hidden(self, model: XLNet, batch: Mapping[str, Array], key: Array | None) -> Float[Array, "B P D"]:
+        x, _ = model.hidden_and_memory(
+            batch["ids"],
+            batch["types"],
+            target_positions=batch["positions"],
+            allowed=batch["allowed"],
+            valid=batch["ids"] != self.tokenizer.pad_id,
+            dropout_key=key,
         )
+        return x
 
     def _guess(self, model: XLNet, batch: Mapping[str, Array]) -> dict[str, Array]:
-        guesses = jnp.argmax(self._logits(model, batch, None), axis=-1)
+        guesses = jnp.argmax(model.logits(self._hidden(model, batch, None)), axis=-1)
         return {"guesses": guesses} | {name: batch[name] for name in _SHOWN if name != "guesses"}
 
     def _attention(self, model: XLNet, batch: Mapping[str, Array]) -> dict[str, Array]:

@@ -14,7 +14,7 @@ from transformer_jax.data.store import Store
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decoding import beam_search, greedy
 from transformer_jax.errors import UserError
-from transformer_jax.functional import cross_entropy
+from transformer_jax.functional import chunked_cross_entropy
 from transformer_jax.models import T5, T5Config, Transformer, TransformerConfig
 from transformer_jax.tasks.abilities import AttentionMap, attention_map, check_texts
 from transformer_jax.tasks.predictor import Predictor
@@ -120,10 +120,11 @@ class Translation(Task):
         here, ahead = batch["target_segments"][:, :-1], batch["target_segments"][:, 1:]
         weights = (here == ahead) & (ahead > 0)  # the end of one target does not predict the beginning of the next
         segments = (batch["source_segments"], here) if self.batching.pack_length is not None else None
-        logits, auxiliary_loss = model.logits_and_balance(batch["source"], inputs, segments=segments, dropout_key=key)
+        x, auxiliary_loss = model.hidden_and_balance(batch["source"], inputs, segments=segments, dropout_key=key)
         if key is None:
-            return cross_entropy(logits, labels, weights)
-        total, weight = cross_entropy(logits, labels, weights, label_smoothing=self.config.label_smoothing)
+            return chunked_cross_entropy(x, model.logits, labels, weights)
+        smoothing = self.config.label_smoothing
+        total, weight = chunked_cross_entropy(x, model.logits, labels, weights, label_smoothing=smoothing)
         return total + auxiliary_loss, weight
 
     def predict(self, model: Model, batch: Mapping[str, Array]) -> dict[str, Array]:

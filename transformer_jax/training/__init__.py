@@ -5,6 +5,7 @@ from transformer_jax.training.interrupt import Interrupted
 from transformer_jax.training.loop import train
 from transformer_jax.training.optimizer import OptimizerConfig, decays
 from transformer_jax.training.run import Run
+from transformer_jax.training.saved import load_arrays
 from transformer_jax.training.start import transfer_weights
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.step import make_train_step
@@ -16,6 +17,7 @@ __all__ = [
     "Run",
     "TrainState",
     "decays",
+    "load_arrays",
     "make_train_step",
     "train",
     "transfer_weights",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,14 +12,15 @@ import orbax.checkpoint as ocp
 from jax.sharding import Sharding, SingleDeviceSharding
 from orbax.checkpoint import checkpoint_managers as policies
 
+from transformer_jax.atomic import as_path, is_remote
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.host import quiet_loggers
 from transformer_jax.tasks.task import BestCheckpoint
+from transformer_jax.training.saved import MODEL, no_such_step
 from transformer_jax.training.state import TrainState
 
-MODEL, REST = "model", "training"
-"""The two items of a checkpoint: the parameters, which are all that inference reads, and what only training needs."""
-
+REST = "training"
+"""The item of a checkpoint that only training needs, besides the parameters."""
 
 LOWEST_LOSS = BestCheckpoint("loss", "lowest")
 
@@ -44,18 +46,24 @@ class Checkpoints:
         evaluated: Mapping[int, Mapping[str, Any]] | None = None,
         read_only: bool = False,
     ):
-        self._directory = directory
+        self._directory = directory = as_path(directory)
         quiet_loggers()
         self._best = _Best(best, dict(evaluated or {}))
+        self._policy = policies.AnyPreservationPolicy([policies.LatestN(keep), self._best])
+        if not read_only:
+            directory.mkdir(parents=True, exist_ok=True)
+        processes = _processes()
         self._manager = ocp.CheckpointManager(
-            directory.absolute(),
+            directory if is_remote(directory) else directory.absolute(),
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), self._best]),
+                preservation_policy=self._policy,
                 cleanup_tmp_directories=not read_only,
                 read_only=read_only,
-                create=not read_only,
+                create=False,
                 save_interval_steps=0 if read_only else 1,
+                multiprocessing_options=processes,
             ),
+            handler_registry=_handlers(processes),
         )
 
     def latest(self) -> int | None:
@@ -71,11 +79,11 @@ class Checkpoints:
         if metrics is not None:
             self._best.evaluated[int(state.step)] = metrics
         model, rest = _split(state)
-        self._save(int(state.step), {MODEL: ocp.args.StandardSave(model), REST: ocp.args.StandardSave(rest)})
+        self._save(int(state.step), {MODEL: ocp.args.PyTreeSave(model), REST: ocp.args.PyTreeSave(rest)})
 
     def save_model(self, model: Any, step: int = 0) -> None:
         """Begin to write parameters without a training state, for inference and to start runs from."""
-        self._save(step, {MODEL: ocp.args.StandardSave(_flat(model))})
+        self._save(step, {MODEL: ocp.args.PyTreeSave(_flat(model))})
 
     def _save(self, step: int, items: dict[str, Any]) -> None:
         if step not in self._manager.all_steps():
@@ -100,9 +108,7 @@ class Checkpoints:
         items = {MODEL: _target(model, where[0]), REST: _target(rest, where[1])}
         return _merge(like, self._restore(step, items))
 
-    def restore_model(
-        self, like: Any, step: int | None = None, *, dtype: Any = None, shardings: Any = None
-    ) -> Any:
+    def restore_model(self, like: Any, step: int | None = None, *, dtype: Any = None, shardings: Any = None) -> Any:
         """The parameters of a step, and nothing else of it.
 
         Args:
@@ -119,8 +125,7 @@ class Checkpoints:
         self.wait()  # a step is listed before it is whole
         step = self.latest() if step is None else step
         if step is None or step not in self._manager.all_steps():
-            kept = ", ".join(map(str, self.steps())) or "none"
-            raise UserError(f"{self._directory} has no checkpoint of step {step}; there are: {kept}")
+            raise UserError(no_such_step(self._directory, step, self.steps()))
         return step
 
     def _restore(self, step: int, items: Mapping[str, Any]) -> Any:
@@ -132,6 +137,17 @@ class Checkpoints:
             raise UserError(
                 f"checkpoint {step} of {self._directory} is of another model, or damaged: {reason}"
             ) from error
+
+    def surplus(self) -> list[int]:
+        """The steps that are neither among the newest `keep` nor the best, oldest first."""
+        steps = self.steps()
+        infos = [SimpleNamespace(step=step) for step in steps]
+        kept = self._policy.should_preserve(infos, context=None)
+        return [step for step, is_kept in zip(steps, kept, strict=True) if not is_kept]
+
+    def delete(self, step: int) -> None:
+        """Remove a step."""
+        self._manager.delete(self._known(step))
 
     def wait(self) -> None:
         """Return when everything is on disk."""
@@ -160,10 +176,25 @@ class _Best(policies.PreservationPolicy):
         return value if math.isfinite(value) else -math.inf  # NaN has no order: it would win or lose by chance
 
 
-def saved_step(directory: Path) -> int | None:
-    """The newest step that is whole on disk; unlike a manager, it knows nothing of a save under way."""
-    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
-    return max((int(name) for name in names if name.isdecimal()), default=None)
+def _processes() -> ocp.options.MultiprocessingOptions:
+    """Which processes save together.
+
+    Where they are named, they wait for each other by the coordination service. Otherwise they do by collectives on the
+    devices, which must not come between those of a step.
+    """
+    several = set(range(jax.process_count())) if jax.process_count() > 1 else None
+    return ocp.options.MultiprocessingOptions(active_processes=several)
+
+
+def _handlers(processes: ocp.options.MultiprocessingOptions) -> Any:
+    """How items are written: without compression, which saves a twelfth and takes as much memory as the state."""
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    for item in (MODEL, REST):
+        plain = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=processes)
+        registry.add(item, ocp.args.PyTreeSave, plain)
+        standard = ocp.StandardCheckpointHandler(multiprocessing_options=processes)
+        registry.add(item, ocp.args.StandardRestore, standard)
+    return registry
 
 
 def _split(state: TrainState, *, abstract: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -188,8 +219,8 @@ def _target(
     }
 
 
-def _flat(tree: Any) -> dict[str, jax.Array]:
-    """A tree as flat names and plain arrays, so that a checkpoint outlives the classes that made it."""
+def _flat(tree: Any) -> dict[str, Any]:
+    """A tree as flat names and plain arrays (or shardings), so that a checkpoint outlives the classes that made it."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): _plain(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -55,6 +55,15 @@ class Config:
     most rows. The test split is evaluated whole."""
     save_every: int = 1000
     """Number of steps between checkpoints; each evaluation makes one too."""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """Stop the training at a batch whose loss or gradient is not finite, or skip it; such a step changes no weight, and
+    its batch is kept in the run's folder."""
+    step_timeout: float | None = 1800.0
+    """Seconds after which a step that has not ended counts as hung, and ends the process; None waits for ever."""
+    profile: tuple[int, int] | None = None
+    """First and last step to write a profiler trace of, which TensorBoard and Perfetto show; None writes none."""
+    compilation_cache: Path | None = None
+    """Folder that compiled programs are kept in, so that they need not be compiled again; None keeps them in memory."""
     workers: int = 0
     """Number of processes that make batches ahead of the step; 0 makes them in a thread."""
     log_every: int = 50
@@ -71,6 +80,10 @@ class Config:
         for name in counts:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.step_timeout is not None and self.step_timeout <= 0:
+            raise UserError(f"step_timeout must be above 0, or None; got {self.step_timeout}")
+        if self.profile is not None and not 1 <= self.profile[0] <= self.profile[1]:
+            raise UserError(f"profile needs a first step of at least 1 and a last step after it; got {self.profile}")
         if self.workers < 0:
             raise UserError(f"workers must not be negative; got {self.workers}")
         if self.model is None and self.init_from is None:

@@ -1,4 +1,4 @@
-"""The encoded splits of a run: made once, and kept in its workdir."""
+"""The encoded splits of a run: made once, and kept in its workdir, or on this machine if that is in a bucket."""
 
 import hashlib
 import json
@@ -17,6 +17,7 @@ from transformer_jax.data.store import Store
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import Task
 from transformer_jax.training.config import Config
+from transformer_jax.training.lock import turn
 from transformer_jax.training.progress import watch
 from transformer_jax.training.workdir import Workdir
 
@@ -54,6 +55,11 @@ def training_examples(workdir: Workdir, config: Config, task: Task) -> Store:
     else:
         with atomic(mark_file) as unfinished:
             unfinished.write_text(mark)
+    with turn(workdir.examples):
+        return _open_or_write(workdir, config, task, records)
+
+
+def _open_or_write(workdir: Workdir, config: Config, task: Task, records: Sequence[Any]) -> Store:
     if (workdir.examples / "train").exists():
         store = Store.open(workdir.examples / "train")
         if store.columns != task.columns:
@@ -81,11 +87,12 @@ def validation_examples(workdir: Workdir, config: Config, task: Task) -> Encoded
     records = records_of(config, "valid", config.evaluate_examples)
     folder = workdir.examples / "valid"
     path = folder / fingerprint(records, num_samples=len(records))
-    if not path.exists() or Store.open(path).columns != task.columns:
-        for old in folder.iterdir() if folder.is_dir() else ():
-            _remove_store(old)
-        Store.write(path, _encoded(records, task, "valid"), task.columns)
-    return EncodedSplit(records, Store.open(path))
+    with turn(workdir.examples):
+        if not path.exists() or Store.open(path).columns != task.columns:
+            for old in folder.iterdir() if folder.is_dir() else ():
+                _remove_store(old)
+            Store.write(path, _encoded(records, task, "valid"), task.columns)
+        return EncodedSplit(records, Store.open(path))
 
 
 def encode_split(config: Config, task: Task, split: Split, limit: int | None = None) -> EncodedSplit:

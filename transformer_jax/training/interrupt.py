@@ -38,6 +38,7 @@ class Interrupt:
     def __init__(self) -> None:
         self.requested = False
         self._rescue: Callable[[], bool] | None = None
+        self._on_request: Callable[[], None] = lambda: None
         self._noticed = threading.Event()
 
     def check(self) -> None:
@@ -47,7 +48,12 @@ class Interrupt:
             raise Interrupted
 
     @contextlib.contextmanager
-    def listen(self, rescue: Callable[[], bool] | None = None, patience: float = 5.0) -> Iterator[None]:
+    def listen(
+        self,
+        rescue: Callable[[], bool] | None = None,
+        patience: float = 5.0,
+        on_request: Callable[[], None] = lambda: None,
+    ) -> Iterator[None]:
         """Take the two signals while inside, and leave all others to whoever handles them.
 
         With a `rescue` the first signal is only noted, for `check` to find. Without one there is nothing to save, and
@@ -56,12 +62,13 @@ class Interrupt:
         Python runs signal handlers between instructions of the main thread only, and that thread can be inside the
         compiler for minutes. So a second thread waits for the signal too: when the main one has not noticed it within
         `patience` seconds, `rescue` is called to save what there is, and the process ends. If it returns False, since
-        there is nothing to save in the middle of a step, the step is given as long again.
+        there is nothing to save in the middle of a step, the step is given as long again. The second thread also calls
+        `on_request` when the first signal comes.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self._rescue = rescue
+        self._rescue, self._on_request = rescue, on_request
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         before = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -100,6 +107,8 @@ class Interrupt:
                         os.write(others, numbers)
                 # One that was given another handler since is not ours to act on.
                 if ours := [number for number in numbers if signal.getsignal(number) == self._handle]:
+                    if not asked:
+                        self._on_request()
                     asked += ours
                     deadline = time.monotonic() + (patience if len(asked) == 1 else min(patience, 1.0))
 
@@ -112,8 +121,13 @@ class Interrupt:
             return None
         with contextlib.suppress(Exception):  # the main thread saves too, and says what is wrong
             if self._rescue():
-                _leave(f"\n{MESSAGE}", EXIT_CODE)
+                leave_saved()
         return time.monotonic() + patience
+
+
+def leave_saved() -> NoReturn:
+    """End the process at once, after its state was saved, from whatever thread."""
+    _leave(f"\n{MESSAGE}", EXIT_CODE)
 
 
 def _leave(message: str, code: int) -> NoReturn:

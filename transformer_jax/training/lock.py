@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformer_jax.atomic import is_remote
 from transformer_jax.errors import UserError
 
 NAME = "lock"
@@ -20,6 +21,10 @@ def locked(folder: Path) -> Iterator[None]:
 
     The kernel gives the lock back when the process ends, however it does. A folder with nothing else in it is removed.
     """
+    if is_remote(folder):
+        _note(folder, "a bucket has no locks")
+        yield
+        return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     file = _lock(path)
@@ -33,6 +38,28 @@ def locked(folder: Path) -> Iterator[None]:
                 path.unlink()
                 folder.rmdir()
         os.close(file)
+
+
+@contextlib.contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process of this machine is inside for the same folder, which is made where there is none.
+
+    Where folders cannot be locked there is no waiting.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError, ImportError):
+            import fcntl  # which Windows has not
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _note(folder: Path, reason: object) -> None:
+    print(f"note: {folder} cannot be locked ({reason}); start no second training in it", file=sys.stderr)
 
 
 def _lock(path: Path) -> int:
@@ -51,7 +78,7 @@ def _lock(path: Path) -> int:
                 "--workdir"
             ) from None
         except (OSError, ImportError) as error:
-            print(f"note: {path.parent} cannot be locked ({error}); start no second training in it", file=sys.stderr)
+            _note(path.parent, error)
             return file
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(file)):  # noqa: PTH116

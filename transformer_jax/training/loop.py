@@ -1,42 +1,62 @@
 """The training loop."""
 
 import math
-import time
+from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from transformer_jax.data import Batches, Shard, Split
+from transformer_jax.atomic import atomic
+from transformer_jax.data import Batches, Shard
 from transformer_jax.errors import UserError, out_of_space
-from transformer_jax.tasks.predictor import num_rows
+from transformer_jax.parallel import Peers, Watchdog, alone
+from transformer_jax.parallel.peers import Rescue
 from transformer_jax.tasks.task import Loss
-from transformer_jax.training.checkpoints import Checkpoints, saved_step
+from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Config
-from transformer_jax.training.examples import EncodedSplit, encode_split, training_examples, validation_examples
-from transformer_jax.training.interrupt import Interrupt, Interrupted
+from transformer_jax.training.diagnosis import first_non_finite, keep_batch
+from transformer_jax.training.evaluation import Evaluation
+from transformer_jax.training.examples import training_examples
+from transformer_jax.training.interrupt import Interrupt, Interrupted, leave_saved
 from transformer_jax.training.lock import locked
-from transformer_jax.training.metrics import MetricsLog, describe, read_metrics
+from transformer_jax.training.metrics import MetricsLog, read_metrics
 from transformer_jax.training.prefetch import ahead_of_time
+from transformer_jax.training.profile import StepProfile
+from transformer_jax.training.programs import Programs
 from transformer_jax.training.progress import ProgressLine
 from transformer_jax.training.run import Run
+from transformer_jax.training.saved import saved_step
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.step import make_train_step
+from transformer_jax.training.throughput import Throughput
 from transformer_jax.training.workdir import Workdir
 
 
-def train(config: Config) -> tuple[Run, TrainState]:
+def train(config: Config, peers: Peers | None = None) -> tuple[Run, TrainState]:
     """Train until `config.steps` from the newest checkpoint of the workdir on, then evaluate on the test split.
 
     Raises `Interrupted` when asked to stop, after saving. The same call then goes on from there, and comes to the same
     end, bit for bit.
+
+    Args:
+        config: what is trained.
+        peers: the processes that train together, each of which makes this call (`parallel.connect`); by default this
+            one alone.
     """
-    workdir = Workdir.of(config)
-    workdir.check(config)  # before a lock is put into a folder of somebody else
-    with _disk_errors(workdir), locked(workdir.path):
-        run = Run.begin(config)
+    peers = alone() if peers is None else peers
+    if config.compilation_cache is not None:
+        _keep_programs(config.compilation_cache)
+    workdir = Workdir.of(config, read_only=peers.index > 0)
+    if peers.index == 0:
+        workdir.check(config)  # before a lock is put into a folder of somebody else
+    with _disk_errors(workdir), locked(workdir.path) if peers.index == 0 else nullcontext():
+        run = Run.begin(config) if peers.index == 0 else None
+        peers.barrier("begin")
+        run = run or Run.join(config)
         evaluated = {line["step"]: line for line in read_metrics(workdir.metrics_file) if line["split"] == "valid"}
         checkpoints = Checkpoints(workdir.checkpoints, config.keep, best=run.task.best, evaluated=evaluated)
         report = ""
@@ -46,15 +66,24 @@ def train(config: Config) -> tuple[Run, TrainState]:
             state = run.restored_state(checkpoints)
         run = replace(run, start=None)  # whose weights would take memory to the end
         metrics = MetricsLog(workdir, int(state.step))
-        with ProgressLine(config.steps, int(state.step), run.task.unit) as progress, _closing(checkpoints, metrics):
+        first, is_shown = int(state.step), peers.index == 0
+        progress = ProgressLine(config.steps, first, run.task.unit, quiet=not is_shown)
+        with progress, _closing(checkpoints, metrics):
             if report:
                 progress.note(report)
-            if int(state.step):
-                progress.note(f"going on from step {int(state.step):,}")
-            loop = _Loop(run, state, checkpoints, metrics, Interrupt(), progress)
+            if first:
+                progress.note(f"going on from step {first:,}")
+            loop = _Loop(run, state, checkpoints, metrics, peers, progress)
             with run.precision():
                 loop.run_until_stopped()
     return run, loop.state
+
+
+def _keep_programs(folder: Path) -> None:
+    """Keep compiled programs in a folder, whatever their size."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @contextmanager
@@ -96,135 +125,159 @@ class _Loop:
         state: TrainState,
         checkpoints: Checkpoints,
         metrics: MetricsLog,
-        interrupt: Interrupt,
+        peers: Peers,
         progress: ProgressLine,
     ):
         self.run, self.state = run, state
-        self._checkpoints, self._metrics, self._interrupt, self._progress = checkpoints, metrics, interrupt, progress
+        self._checkpoints, self._metrics, self._peers, self._progress = checkpoints, metrics, peers, progress
+        self._interrupt = Interrupt()
         self._learning_rate = jax.jit(run.config.optimizer.learning_rate(getattr(run.config.model, "d_model", None)))
-        self._valid: EncodedSplit | None = None
-        self._unread: tuple[int, dict[str, jax.Array]] | None = None
-        self._restart_clock()
+        self._evaluate = Evaluation(run, metrics, progress, self._check)
+        self._throughput = Throughput(run.task.unit, run.strategy.devices)
+        self._watchdog = Watchdog(run.config.step_timeout, "training step", tell=peers.fail)
+        self._unread: tuple[int, dict[str, jax.Array], float | None] | None = None
+        self._recent: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=2)
 
     def run_until_stopped(self) -> None:
         """Train and evaluate; save and raise `Interrupted` when asked to stop."""
+        if self._peers.count > 1:
+            self._peers.on_stalled(Rescue(self._step_to_save, self.save, leave_saved))
+            with self._interrupt.listen(rescue=lambda: False, on_request=self._peers.request_stop):
+                self._train_and_test()
+            return
         with self._interrupt.listen(rescue=self.save):
             try:
-                self.train()
-                self.evaluate("test")
+                self._train_and_test()
             except Exception as error:
                 if not self._interrupt.requested:
                     raise
                 self.save()  # also where another error came of the signal, to a worker process for one
                 raise Interrupted from error
 
+    def _train_and_test(self) -> None:
+        with self._watchdog:
+            self.train()
+            with self._watchdog.pause():
+                self._evaluate(self.state.model, int(self.state.step), "test")
+
     def train(self) -> None:
         config, strategy = self.run.config, self.run.strategy
         first = int(self.state.step)
         if self._evaluation_due(first) and not self._metrics.has(first, "valid"):
-            self._checkpoints.save(self.state, self.evaluate("valid"))  # which a stop had cut short
+            self._checkpoints.save(self.state, self._validate())  # which a stop had cut short
         if first >= config.steps:
             return
         horizon = config.optimizer.total_steps
         if config.optimizer.schedule != "inverse_square_root" and horizon is not None and horizon < config.steps:
             self._progress.note(f"note: the learning rate is zero from step {horizon:,} on (optimizer.total_steps)")
-        step_function = strategy.compile(
-            make_train_step(self._loss, self.run.optimizer, accumulate=config.accumulate, axis_name=strategy.axis_name),
-            self.state,
+        with self._watchdog.pause():
+            batches, num_shapes = self._batches(first)
+        train_step = make_train_step(
+            self._loss, self.run.optimizer, accumulate=config.accumulate, axis_name=strategy.axis_name
         )
-        for step, batch in enumerate(self._batches(first), first + 1):
-            self.state, metrics = step_function(self.state, batch)
+        programs = Programs(strategy.compile(train_step, self.state), self.run.task, num_shapes, self._progress)
+        profile = StepProfile(config.profile, self.run.workdir.local / "profile")
+        for step, batch in enumerate(batches, first + 1):
+            if not self._peers.may_step(step):
+                self.save()
+                raise Interrupted
+            profile.before(step)
+            self.state, metrics, flops = programs(self.state, batch)
+            self._recent.append((step, batch))
+            if (folder := profile.after(step, metrics)) is not None:
+                self._progress.note(f"trace of steps {config.profile[0]} to {step}: {folder}")  # type: ignore[index]
             self._read()
-            self._unread = (step, metrics)
+            self._unread = (step, metrics, flops)
             if self._evaluation_due(step) or step % config.save_every == 0:
                 self._read()
-                self._checkpoints.save(self.state, self.evaluate("valid") if self._evaluation_due(step) else None)
-                self._restart_clock()
-            self._interrupt.check()
+                self._checkpoints.save(self.state, self._validate() if self._evaluation_due(step) else None)
+                self._throughput.restart()
+            self._check()
+        profile.stop()
 
     def _loss(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Loss:
         return self.run.task.loss(self.run.config.optimizer.without_frozen_gradients(model), batch, key)
 
-    def evaluate(self, split: Split) -> dict[str, float | str] | None:
-        """Metrics of a split, shown and written down; None when it is empty."""
-        if split == "valid":
-            self._valid = self._valid or validation_examples(self.run.workdir, self.run.config, self.run.task)
-        encoded = self._valid if split == "valid" else encode_split(self.run.config, self.run.task, split)
-        if encoded is None or not len(encoded.records):
-            if split == "valid":
-                self._progress.note("there are no validation records: nothing is evaluated during the training")
-            return None
-        step, task = int(self.state.step), self.run.task
-        layout = task.layout(encoded.examples, training=False)
-        if not num_rows(layout):
-            self._progress.note(f"step {step:,}  {split}: too short to evaluate on; it makes no row")
-            return None
-        limit = self.run.config.evaluate_examples if split == "valid" else None
-        with self._progress.subtask(f"{split} split", num_rows(layout, limit)) as tick:
+    def _check(self) -> None:
+        """Stop here if asked to. Several processes stop at a step that they agree on, and nowhere else."""
+        if self._peers.count == 1:
+            self._interrupt.check()
 
-            def tick_and_check(num_rows: int) -> None:
-                tick(num_rows)
-                self._interrupt.check()
-
-            predictor = self.run.predictor(self.state.model, tick=tick_and_check)
-            metrics = predictor.evaluate(encoded.records, examples=encoded.examples, limit=limit)
-        if task.best.metric not in metrics:
-            raise UserError(
-                f"{type(task).__name__}.best is {task.best.metric!r}, which is not among its metrics "
-                f"({', '.join(metrics)})"
-            )
-        self._metrics.write(step, split, metrics)
-        self._progress.note(f"step {step:,}  {split}: {describe(metrics)}")
-        if split == "test":
-            for name, value in metrics.items():
-                if isinstance(value, str):
-                    self._progress.note(f"{name.replace('_', ' ')}: {value}")
-        return metrics
+    def _validate(self) -> dict[str, float | str] | None:
+        with self._watchdog.pause():
+            return self._evaluate(self.state.model, int(self.state.step), "valid")
 
     def save(self) -> bool:
         """Save the newest state and wait until it is on disk; False in the middle of a step, which has taken it."""
-        if any(x.is_deleted() for x in jax.tree.leaves(self.state)):
+        if self._step_to_save() is None:
             return False
         self._read()
         self._checkpoints.save(self.state)
         self._checkpoints.wait()
         return True
 
+    def _step_to_save(self) -> int | None:
+        """The step of the state; None in the middle of a step, which has taken it."""
+        state = self.state
+        return None if any(x.is_deleted() for x in jax.tree.leaves(state)) else int(state.step)
+
     def _evaluation_due(self, step: int) -> bool:
         return step > 0 and (step % self.run.config.evaluate_every == 0 or step == self.run.config.steps)
 
-    def _batches(self, first: int) -> Iterator[Mapping[str, Any]]:
-        """The batches from step `first` on, made and sent ahead of time."""
+    def _batches(self, first: int) -> tuple[Iterator[Mapping[str, Any]], int]:
+        """The batches from step `first` on, made and sent ahead of time, and the number of their shapes."""
         run, config = self.run, self.run.config
-        layout = run.task.layout(training_examples(run.workdir, config, run.task), training=True)
+        examples = training_examples(run.workdir, config, run.task) if self._peers.index == 0 else None
+        self._peers.barrier("examples")
+        if examples is None:
+            examples = training_examples(run.workdir, config, run.task)
+        layout = run.task.layout(examples, training=True)
         multiple, shard = run.strategy.num_row_shards * config.accumulate, Shard(*run.strategy.process_rows)
         batches = Batches(layout, seed=config.seed, multiple=multiple, shard=shard)
         size = sum(leaf.size for leaf in jax.tree.leaves(self.state.model))
         facts = (f"{size:,} parameters", layout.describe(), run.task.describe(), f"{batches.per_epoch:,} batches")
         where = f"{run.strategy.describe()}; the first steps take long: they are compiled"
         self._progress.note("; ".join(filter(None, (*facts, where))))
-        return run.strategy.feed(ahead_of_time(batches, first, config.steps, config.workers))
+        num_shapes = sum(bucket.num_rows > 0 for bucket in layout.buckets)
+        return run.strategy.feed(ahead_of_time(batches, first, config.steps, config.workers)), num_shapes
 
     def _read(self) -> None:
         """Take in the metrics of the step before."""
         if self._unread is None:
             return
-        (step, arrays), self._unread = self._unread, None
+        (step, arrays, flops), self._unread = self._unread, None
         metrics = {name: float(value) for name, value in arrays.items()}
-        if not math.isfinite(metrics["loss"]):
-            raise UserError(
-                f"the loss became {metrics['loss']} at step {step}; the newest checkpoint is of step "
-                f"{self._checkpoints.latest()}. Lower the learning rate, or set optimizer.clip_norm"
-            )
+        self._watchdog.beat()
+        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["gradient_norm"])):
+            self._not_finite(step, metrics)
+            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            metrics = {"loss": math.nan, **finite, "skipped": 1.0}
         unit = self.run.task.unit
         metrics[unit] = metrics.pop("weight")
-        self._units += metrics[unit]
-        metrics[f"{unit}_per_second"] = self._units / (time.monotonic() - self._since)
-        self._progress.update(step, metrics["loss"], metrics[f"{unit}_per_second"])
+        self._throughput.add(metrics[unit], flops)
+        speed = self._throughput.metrics()
+        self._progress.update(step, metrics["loss"], speed[f"{unit}_per_second"])
         if step % self.run.config.log_every == 0:
             metrics["learning_rate"] = float(self._learning_rate(step - 1))
-            self._metrics.write(step, "train", metrics)
-            self._restart_clock()
+            known = {name: value for name, value in (metrics | speed).items() if math.isfinite(value)}  # which JSON has
+            self._metrics.write(step, "train", known)
+            self._throughput.restart()
 
-    def _restart_clock(self) -> None:
-        self._since, self._units = time.monotonic(), 0.0
+    def _not_finite(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep the batch of a step whose numbers are not finite; then stop, or go on without it."""
+        name = "loss" if not math.isfinite(metrics["loss"]) else "gradient_norm"
+        batch = next(batch for number, batch in self._recent if number == step)
+        process = f".{self._peers.index}" if self._peers.count > 1 else ""
+        path = self.run.workdir.path / f"not_finite_{step}{process}.npz"
+        with atomic(path) as unfinished:
+            keep_batch(batch, unfinished)
+        if self.run.config.non_finite == "skip":
+            self._progress.note(f"step {step:,}: the {name} is {metrics[name]}; skipped, and its batch kept in {path}")
+            return
+        with self._watchdog.pause(), self.run.strategy.context():
+            place = first_non_finite(self._loss, self.state.model, batch)
+        raise UserError(
+            f"the {name} became {metrics[name]} at step {step}: first in {place}. The batch is kept in {path}; the "
+            f"newest checkpoint is of step {self._checkpoints.latest()}. Lower the learning rate, set "
+            "optimizer.clip_norm, or go on without such batches with --non-finite skip"
+        )

@@ -19,9 +19,15 @@ class ProgressLine:
     """A bar on a terminal; elsewhere, a line now and then. Everything goes to standard error."""
 
     def __init__(
-        self, total: int, done: int, unit: str = "tokens", *, seconds_between_lines: float = SECONDS_BETWEEN_LINES
+        self,
+        total: int,
+        done: int,
+        unit: str = "tokens",
+        *,
+        seconds_between_lines: float = SECONDS_BETWEEN_LINES,
+        quiet: bool = False,
     ):
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
         self._total, self._unit = total, unit
         self._interval, self._printed = seconds_between_lines, time.monotonic()
         self._updated, self._durations = time.monotonic(), deque[float](maxlen=100)

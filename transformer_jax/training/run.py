@@ -10,13 +10,14 @@ import jax
 import optax
 from flax import nnx
 
-from transformer_jax.atomic import atomic
+from transformer_jax.atomic import as_path, atomic, is_remote
 from transformer_jax.errors import UserError
 from transformer_jax.parallel import Strategy
 from transformer_jax.tasks import Predictor, Task
-from transformer_jax.training.checkpoints import Checkpoints, saved_step
+from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Config
 from transformer_jax.training.resolve import resolve_again, resolve_new
+from transformer_jax.training.saved import saved_step
 from transformer_jax.training.start import Start, load_start, transfer_weights
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.workdir import Workdir
@@ -43,7 +44,7 @@ class Run:
         workdir.check(config)
         before = workdir.config() if workdir.config_file.exists() else None
         if before is not None and saved_step(workdir.checkpoints) is not None:
-            return cls._assemble(workdir, resolve_again(config, before), _load_processor(workdir, before))
+            return cls._assemble(workdir, resolve_again(config, before), workdir.load_processor(before.processor))
         strategy = Strategy.choose(config.strategy, config.mesh, config.rules)
         start = None if config.init_from is None else load_start(config.init_from, strategy)
         kept = None if before is None else _kept_processor(workdir, before)
@@ -52,16 +53,22 @@ class Run:
         # Raises if the parts do not fit each other, or the mesh, while nothing is written.
         run.strategy.shardings(jax.eval_shape(run.initial_state))
         workdir.claim(config)
-        if processor is not None:
-            processor.save(workdir.path)
+        workdir.save_processor(processor)
         return run
+
+    @classmethod
+    def join(cls, config: Config) -> "Run":
+        """The run that another process has begun with this config."""
+        workdir = Workdir.of(config, read_only=True)
+        before = workdir.config()
+        return cls._assemble(workdir, resolve_again(config, before), workdir.load_processor(before.processor))
 
     @classmethod
     def open(cls, path: Path) -> "Run":
         """The run that lives in a workdir."""
         workdir = Workdir(Path(path))
         config = workdir.config()
-        return cls._assemble(workdir, config, _load_processor(workdir, config))
+        return cls._assemble(workdir, config, workdir.load_processor(config.processor))
 
     @classmethod
     def _assemble(cls, workdir: Workdir, config: Config, processor: Any, start: Start | None = None) -> "Run":
@@ -136,26 +143,22 @@ class Run:
 
 def write_run(path: Path, config: Config, processor: Any, model: Any, step: int = 0) -> None:
     """A new run of a model without a training state, for inference and to start others from; all or nothing."""
+    path = as_path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists already; give another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(path) as unfinished:
+    with nullcontext(path) if is_remote(path) else atomic(path) as unfinished:
         workdir = Workdir(unfinished)
-        workdir.claim(config)
-        if processor is not None:
-            processor.save(workdir.path)
         checkpoints = Checkpoints(workdir.checkpoints)
         checkpoints.save_model(model, step)
         checkpoints.close()
-
-
-def _load_processor(workdir: Workdir, config: Config) -> Any:
-    return None if config.processor is None else config.processor.load(workdir.path)
+        workdir.save_processor(processor)
+        workdir.write_config(config)
 
 
 def _kept_processor(workdir: Workdir, config: Config) -> Any:
     """The processor of a run that was killed before its first checkpoint; None if that was before it was written."""
     try:
-        return _load_processor(workdir, config)
+        return workdir.load_processor(config.processor)
     except (UserError, OSError):
         return None

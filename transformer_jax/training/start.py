@@ -48,7 +48,7 @@ def load_start(name: str, strategy: Strategy) -> Start:
             model = checkpoints.restore_model(like, shardings=strategy.shardings(like))
         finally:
             checkpoints.close()
-        processor = None if processor_config is None else processor_config.load(workdir.path)
+        processor = workdir.load_processor(processor_config)
         return Start(name, model, config, processor_config, processor)
     with strategy.context():
         found = from_pretrained(name, sharding=strategy.mesh)

@@ -26,7 +26,8 @@ def make_train_step(
 
     The gradient is that of the sum of (sum of losses) / (sum of weights) over the terms of the loss, each divided once,
     over all micro-batches and devices: it does not depend on how the batch was divided, however unevenly the padding
-    falls. Nor does dropout: each row's noise is a function of (seed, step, slot).
+    falls. Nor does dropout: each row's noise is a function of (seed, step, slot). A step whose loss or gradient is not
+    finite leaves the model and the optimizer as they were.
 
     Args:
         loss: the loss of a batch: a sum and its weight, or several by name.
@@ -68,9 +69,17 @@ def make_train_step(
             return gradients, means
 
         gradients, means = _sum(gradient, batch, accumulate, axis_name)
+        norm = optax.global_norm(gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.model)
         model = optax.apply_updates(state.model, updates)
-        metrics = means | {"weight": weights[order[0]], "gradient_norm": optax.global_norm(gradients)}
+        # One bad batch must not end in the weights: a step that is not finite changes nothing but its number.
+        is_finite = jnp.isfinite(means["loss"]) & jnp.isfinite(norm)
+        model, optimizer_state = jax.tree.map(
+            lambda new, old: jnp.where(is_finite, new, old),
+            (model, optimizer_state),
+            (state.model, state.optimizer),
+        )
+        metrics = means | {"weight": weights[order[0]], "gradient_norm": norm}
         return replace(state, step=state.step + 1, model=model, optimizer=optimizer_state), metrics
 
     return train_step

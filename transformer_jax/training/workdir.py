@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from transformer_jax.atomic import PREFIX, atomic
+from transformer_jax.atomic import PREFIX, as_path, atomic, cache_folder, is_remote, local_copy, upload
+from transformer_jax.data import ProcessorConfig
 from transformer_jax.errors import UserError
 from transformer_jax.training.config import Config
 from transformer_jax.training.lock import NAME as LOCK
@@ -15,7 +18,7 @@ from transformer_jax.training.serialization import from_json, to_json
 
 FREE = (
     *("steps", "strategy", "evaluate_every", "evaluate_examples", "save_every", "log_every", "keep", "workers"),
-    *("workdir", "data.allow_empty"),
+    *("workdir", "data.allow_empty", "non_finite", "step_timeout", "profile", "compilation_cache"),
 )
 """Fields that change no number of the training: a run may go on with others."""
 
@@ -28,16 +31,36 @@ UNDECIDED = {"model.vocab_size": None, "model.pad_id": None, "model.dtype": "aut
 
 @dataclass(frozen=True)
 class Workdir:
-    """The paths of a run, and what was resolved when it began."""
+    """The paths of a run, and what was resolved when it began. It may be in a bucket, such as gs://bucket/name."""
 
     path: Path
+    read_only: bool = False
+    """Whether nothing of the run is written to it, since another process of the run does."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "path", as_path(self.path))
 
     @classmethod
-    def of(cls, config: Config) -> "Workdir":
+    def of(cls, config: Config, *, read_only: bool = False) -> "Workdir":
         """The workdir that a config names."""
         if config.workdir is None:
             raise UserError("workdir is not set; give --workdir")
-        return cls(config.workdir)
+        return cls(config.workdir, read_only)
+
+    @property
+    def local(self) -> Path:
+        """Where files are that must be on this machine: the workdir, or, of one in a bucket, a folder of the cache.
+
+        Another run that is begun under the same name later has another folder.
+        """
+        if not is_remote(self.path):
+            return self.path
+        return cache_folder(str(self.path), self._id_file.read_text())
+
+    @property
+    def _id_file(self) -> Path:
+        """What no other run has, for the cache."""
+        return self.path / "run.id"
 
     @property
     def config_file(self) -> Path:
@@ -47,7 +70,7 @@ class Workdir:
     @property
     def examples(self) -> Path:
         """The encoded training and validation sets."""
-        return self.path / "examples"
+        return self.local / "examples"
 
     @property
     def examples_mark(self) -> Path:
@@ -68,6 +91,25 @@ class Workdir:
     def tensorboard(self) -> Path:
         """TensorBoard events."""
         return self.path / "tensorboard"
+
+    def save_processor(self, processor: Any) -> None:
+        """Write down what the task encodes records with; None is nothing."""
+        if processor is None or self.read_only:
+            return
+        if not is_remote(self.path):
+            processor.save(self.path)
+            return
+        with TemporaryDirectory() as folder:
+            processor.save(Path(folder))
+            for path in Path(folder).iterdir():
+                upload(path, self.path / path.name)
+
+    def load_processor(self, config: ProcessorConfig | None) -> Any:
+        """What `save_processor` has written; None where the run has none."""
+        if config is None:
+            return None
+        with local_copy(self.path) as folder:
+            return config.load(folder)
 
     def check(self, config: Config) -> None:
         """Raise where a run with this config cannot begin or go on, at the first difference that matters.
@@ -91,7 +133,14 @@ class Workdir:
     def claim(self, config: Config) -> None:
         """Write the config down, or, where there is one, raise at the first difference that matters."""
         self.check(config)
+        if not self.read_only:
+            self.write_config(config)
+
+    def write_config(self, config: Config) -> None:
+        """Write the config down, which makes a run of the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
+        if is_remote(self.path) and not self._id_file.exists():
+            self._id_file.write_text(uuid.uuid4().hex)
         text = json.dumps(to_json(dataclasses.replace(config, workdir=None)), indent=2, ensure_ascii=False)
         with atomic(self.config_file) as unfinished:
             # A file name that is no text has lone surrogates, for which this writes JSON's own escapes.
