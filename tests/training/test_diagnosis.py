@@ -74,7 +74,7 @@ def test_a_step_that_is_not_finite_changes_nothing_but_its_number(batch):
         return total * batch["factor"][0], weight
 
     optimizer = optax.adam(1e-2)
-    step = jax.jit(make_train_step(sometimes, optimizer))
+    step = jax.jit(make_train_step(sometimes, optimizer, skip_non_finite=True))
     before = TrainState.create(tiny.make(), optimizer, jax.random.key(0))
     factors = {
         name: {**batch, "factor": np.full(4, value, np.float32)} for name, value in (("bad", np.inf), ("good", 1))

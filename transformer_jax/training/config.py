@@ -56,8 +56,8 @@ class Config:
     save_every: int = 1000
     """Number of steps between checkpoints; each evaluation makes one too."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """Stop the training at a batch whose loss or gradient is not finite, or skip it; such a step changes no weight, and
-    its batch is kept in the run's folder."""
+    """Stop the training at a batch whose loss or gradient is not finite, or skip it, so that it changes no weight; such
+    a batch is kept in the run's folder."""
     step_timeout: float | None = 1800.0
     """Seconds after which a step that has not ended counts as hung, and ends the process; None waits for ever."""
     profile: tuple[int, int] | None = None

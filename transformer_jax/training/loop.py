@@ -173,9 +173,14 @@ class _Loop:
         with self._watchdog.pause():
             batches, num_shapes = self._batches(first)
         train_step = make_train_step(
-            self._loss, self.run.optimizer, accumulate=config.accumulate, axis_name=strategy.axis_name
+            self._loss,
+            self.run.optimizer,
+            accumulate=config.accumulate,
+            axis_name=strategy.axis_name,
+            skip_non_finite=config.non_finite == "skip",
         )
-        programs = Programs(strategy.compile(train_step, self.state), self.run.task, num_shapes, self._progress)
+        self._step = strategy.compile(train_step, self.state)
+        programs = Programs(self._step, self.run.task, num_shapes, self._progress)
         profile = StepProfile(config.profile, self.run.workdir.local / "profile")
         for step, batch in enumerate(batches, first + 1):
             if not self._peers.may_step(step):
@@ -233,7 +238,7 @@ class _Loop:
             examples = training_examples(run.workdir, config, run.task)
         layout = run.task.layout(examples, training=True)
         multiple, shard = run.strategy.num_row_shards * config.accumulate, Shard(*run.strategy.process_rows)
-        batches = Batches(layout, seed=config.seed, multiple=multiple, shard=shard)
+        batches = self._order = Batches(layout, seed=config.seed, multiple=multiple, shard=shard)
         size = sum(leaf.size for leaf in jax.tree.leaves(self.state.model))
         facts = (f"{size:,} parameters", layout.describe(), run.task.describe(), f"{batches.per_epoch:,} batches")
         where = f"{run.strategy.describe()}; the first steps take long: they are compiled"
@@ -263,6 +268,18 @@ class _Loop:
             self._metrics.write(step, "train", known)
             self._throughput.restart()
 
+    def _state_before(self, step: int) -> TrainState:
+        """The state that a step was given, computed again from the newest checkpoint: the step has taken it."""
+        latest = self._checkpoints.latest()
+        state = self.run.first_state()[0] if latest is None else self.run.restored_state(self._checkpoints)
+        first = int(state.step)
+        if first < step - 1:
+            self._progress.note(f"going back to step {first:,} to find where step {step:,} is not finite")
+        batches = ahead_of_time(self._order, first, step - 1, self.run.config.workers)
+        for batch in self.run.strategy.feed(batches):
+            state, _ = self._step(state, batch)
+        return state
+
     def _not_finite(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep the batch of a step whose numbers are not finite; then stop, or go on without it."""
         name = "loss" if not math.isfinite(metrics["loss"]) else "gradient_norm"
@@ -274,8 +291,10 @@ class _Loop:
         if self.run.config.non_finite == "skip":
             self._progress.note(f"step {step:,}: the {name} is {metrics[name]}; skipped, and its batch kept in {path}")
             return
-        with self._watchdog.pause(), self.run.strategy.context():
-            place = first_non_finite(self._loss, self.state.model, batch)
+        with self._watchdog.pause():
+            before = self._state_before(step)
+            with self.run.strategy.context():
+                place = first_non_finite(self._loss, before.model, batch)
         raise UserError(
             f"the {name} became {metrics[name]} at step {step}: first in {place}. The batch is kept in {path}; the "
             f"newest checkpoint is of step {self._checkpoints.latest()}. Lower the learning rate, set "

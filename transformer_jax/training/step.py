@@ -20,20 +20,25 @@ TrainStep = Callable[[TrainState, Any], tuple[TrainState, dict[str, Array]]]
 
 
 def make_train_step(
-    loss: LossFunction, optimizer: optax.GradientTransformation, *, accumulate: int = 1, axis_name: str | None = None
+    loss: LossFunction,
+    optimizer: optax.GradientTransformation,
+    *,
+    accumulate: int = 1,
+    axis_name: str | None = None,
+    skip_non_finite: bool = False,
 ) -> TrainStep:
     """`train_step(state, batch) -> (state, metrics)`.
 
     The gradient is that of the sum of (sum of losses) / (sum of weights) over the terms of the loss, each divided once,
     over all micro-batches and devices: it does not depend on how the batch was divided, however unevenly the padding
-    falls. Nor does dropout: each row's noise is a function of (seed, step, slot). A step whose loss or gradient is not
-    finite leaves the model and the optimizer as they were.
+    falls. Nor does dropout: each row's noise is a function of (seed, step, slot).
 
     Args:
         loss: the loss of a batch: a sum and its weight, or several by name.
         optimizer: makes updates of gradients.
         accumulate: number of micro-batches that the batch is computed in, each of them on all devices.
         axis_name: the `pmap` axis to sum over, where there is one.
+        skip_non_finite: whether a step whose loss or gradient is not finite changes nothing but its number.
 
     A batch is a dict of arrays with a leading row axis. Its `slot`, if it has one, is the index of each row in the
     global batch; otherwise rows are counted as they are.
@@ -72,13 +77,13 @@ def make_train_step(
         norm = optax.global_norm(gradients)
         updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.model)
         model = optax.apply_updates(state.model, updates)
-        # One bad batch must not end in the weights: a step that is not finite changes nothing but its number.
-        is_finite = jnp.isfinite(means["loss"]) & jnp.isfinite(norm)
-        model, optimizer_state = jax.tree.map(
-            lambda new, old: jnp.where(is_finite, new, old),
-            (model, optimizer_state),
-            (state.model, state.optimizer),
-        )
+        if skip_non_finite:
+            is_finite = jnp.isfinite(means["loss"]) & jnp.isfinite(norm)
+            model, optimizer_state = jax.tree.map(
+                lambda new, old: jnp.where(is_finite, new, old),
+                (model, optimizer_state),
+                (state.model, state.optimizer),
+            )
         metrics = means | {"weight": weights[order[0]], "gradient_norm": norm}
         return replace(state, step=state.step + 1, model=model, optimizer=optimizer_state), metrics
 
