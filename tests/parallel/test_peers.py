@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from transformer_jax.errors import UserError
+from transformer_jax.parallel.hub import LARGEST_VALUE
 from transformer_jax.parallel.peers import PEER_LOST, Rescue, alone, connect
 from transformer_jax.parallel.processes import Processes
 from transformer_jax.parallel.wire import Wire
@@ -263,10 +264,10 @@ def test_processes_at_different_places_are_told():
 def test_values_that_cannot_be_sent_are_refused():
     def run(peers, index):
         with pytest.raises(ValueError, match="too large to gather"):
-            peers.gather("x" * 2**20)
+            peers.gather("x" * LARGEST_VALUE)
         with pytest.raises(TypeError):
             peers.gather({1, 2})
-        return peers.gather((index, "x" * (2**20 - 100)))
+        return peers.gather((index, "x" * 2**20))
 
     found = together(2, run)
     assert found[0] == found[1] and [value[0] for value in found[0]] == [0, 1]

@@ -15,7 +15,7 @@ VERDICT = 15.0
 """Seconds within which the end of a process is known to all others."""
 LINGER = 2.0
 """Seconds that process 0 gives the others to read what it has sent before it ends."""
-LARGEST_VALUE = 2**20
+LARGEST_VALUE = 2**26
 """Bytes of a value that can be gathered."""
 
 

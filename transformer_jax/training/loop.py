@@ -1,6 +1,7 @@
 """The training loop."""
 
 import math
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -136,6 +137,7 @@ class _Loop:
         self._throughput = Throughput(run.task.unit, run.strategy.devices)
         self._watchdog = Watchdog(run.config.step_timeout, "training step", tell=peers.fail)
         self._unread: tuple[int, dict[str, jax.Array], float | None] | None = None
+        self._dispatching, self._is_stepping = threading.RLock(), False
         self._recent: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=2)
 
     def run_until_stopped(self) -> None:
@@ -180,14 +182,16 @@ class _Loop:
             skip_non_finite=config.non_finite == "skip",
         )
         self._step = strategy.compile(train_step, self.state)
-        programs = Programs(self._step, self.run.task, num_shapes, self._progress)
+        programs = Programs(self._step, self.run.task, num_shapes, self._progress, self._dispatching)
         profile = StepProfile(config.profile, self.run.workdir.local / "profile")
         for step, batch in enumerate(batches, first + 1):
             if not self._peers.may_step(step):
                 self.save()
                 raise Interrupted
             profile.before(step)
+            self._is_stepping = True
             self.state, metrics, flops = programs(self.state, batch)
+            self._is_stepping = False
             self._recent.append((step, batch))
             if (folder := profile.after(step, metrics)) is not None:
                 self._progress.note(f"trace of steps {config.profile[0]} to {step}: {folder}")  # type: ignore[index]
@@ -214,14 +218,19 @@ class _Loop:
 
     def save(self) -> bool:
         """Save the newest state and wait until it is on disk; False in the middle of a step, which has taken it."""
-        if self._step_to_save() is None:
-            return False
-        self._read()
-        self._checkpoints.save(self.state)
-        self._checkpoints.wait()
-        return True
+        with self._dispatching:
+            if self._step_of_state() is None:
+                return False
+            self._read()
+            self._checkpoints.save(self.state)
+            self._checkpoints.wait()
+            return True
 
     def _step_to_save(self) -> int | None:
+        """The step that this and other processes could save; None where a step may begin before all have."""
+        return None if self._is_stepping else self._step_of_state()
+
+    def _step_of_state(self) -> int | None:
         """The step of the state; None in the middle of a step, which has taken it."""
         state = self.state
         return None if any(x.is_deleted() for x in jax.tree.leaves(state)) else int(state.step)

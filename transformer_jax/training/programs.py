@@ -1,6 +1,7 @@
 """The compiled programs of a run: what each takes, and a warning when there are more than there should be."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -19,10 +20,19 @@ class Programs:
         task: whose loss is computed.
         num_shapes: number of shapes that batches come in.
         progress: where it is said.
+        dispatching: held while a step takes the state, and not while it is compiled, when another thread may save it.
     """
 
-    def __init__(self, step: CompiledStep, task: Task, num_shapes: int, progress: ProgressLine):
+    def __init__(
+        self,
+        step: CompiledStep,
+        task: Task,
+        num_shapes: int,
+        progress: ProgressLine,
+        dispatching: AbstractContextManager[Any],
+    ):
         self._step, self._task, self._num_shapes, self._progress = step, task, num_shapes, progress
+        self._dispatching = dispatching
         self._flops: dict[Shapes, float | None] = {}
 
     def __call__(self, state: Any, batch: Mapping[str, Any]) -> tuple[Any, Any, float | None]:
@@ -31,7 +41,8 @@ class Programs:
         if shapes not in self._flops:
             self._flops[shapes] = step_flops(self._task.loss, state.model, batch)
             self._describe(program, shapes, state)
-        state, metrics = program.run(state, batch)
+        with self._dispatching:
+            state, metrics = program.run(state, batch)
         return state, metrics, self._flops[shapes]
 
     def _describe(self, program: Program, shapes: Shapes, state: Any) -> None:
