@@ -76,6 +76,15 @@ def test_processes_make_their_shards_of_the_same_batches(layout, count):
             np.testing.assert_array_equal(known, indices)
 
 
+def test_a_process_may_make_shards_that_do_not_lie_together():
+    whole = batches(multiple=8, seed=1)
+    parts = [batches(multiple=8, seed=1, shard=Shard(index, 8)) for index in ((0, 3, 5), (1, 2, 4, 6, 7))]
+    for number in (0, 5, whole.per_epoch - 1):
+        rows = np.concatenate([part[number]["source"] for part in parts])
+        slots = np.concatenate([part[number]["slot"] for part in parts])
+        np.testing.assert_array_equal(rows[np.argsort(slots)], whole[number]["source"])
+
+
 def test_a_worker_process_makes_the_same_batches():
     made = batches(pack_length=32)
     again = pickle.loads(pickle.dumps(made))

@@ -1,6 +1,5 @@
 """What is said of compiled programs: what they take, and that there is one too many. And traces, and throughput."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
@@ -36,12 +35,12 @@ class OfLoss:
 def test_memory_is_said_once_and_a_shape_too_many_is_named():
     strategy, notes = Strategy.choose(devices=jax.devices()[:1]), Notes()
     state = strategy.initialize(lambda: TrainState.create(tiny.make(), optax.adam(1e-3), jax.random.key(0)))
-    programs = Programs(
-        strategy.compile(make_train_step(loss, optax.adam(1e-3)), state), OfLoss, 1, notes, nullcontext()
-    )
+    programs = Programs(strategy.compile(make_train_step(loss, optax.adam(1e-3)), state), OfLoss, 1, notes)
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(state.model))
     for rows in (8, 8, 4, 4):
-        state, _, flops = programs(state, strategy.place(batch_of(rows)))
+        batch = strategy.place(batch_of(rows))
+        program, flops = programs(state, batch)
+        state, _ = program.run(state, batch)
     memory, warning = notes.lines
     assert memory.startswith(f"memory of each device: parameters {readable(parameters)}, optimizer ")
     assert warning.startswith("warning: the step was compiled again, for source 4 x 7, target 4 x 9, slot 4; batches")

@@ -20,7 +20,7 @@ from transformer_jax.tasks import (
     TranslationConfig,
 )
 from transformer_jax.training import Config, OptimizerConfig
-from transformer_jax.training.verify import _default_meshes, _ways
+from transformer_jax.training.verify import Outcome, _compare, _default_meshes, _ways
 
 SENTENCES = [f"The house {n} has {'many ' * (n % 7)}doors and {n * n} windows." for n in range(60)]
 TEXTS = Records(train=tuple({"text": f"{a}\n{b}"} for a, b in pairwise(SENTENCES)))
@@ -108,10 +108,15 @@ def test_a_mean_of_means_is_found(monkeypatch):
     assert checks["4 micro-batches on one device"].weight
 
 
-def test_what_does_not_fit_is_skipped_with_the_reason():
+def test_a_mesh_that_was_asked_for_and_does_not_fit_is_an_error():
     config = replace(CONFIGS["gpt"], model=replace(CONFIGS["gpt"].model, num_heads=2))
-    (check,) = [check for check in verify(config, [{"tensor": 4}], steps=1) if check.name == "jit, tensor=4"]
-    assert check.passed and "heads=2 does not divide over the mesh axis tensor=4" in check.skipped
+    with pytest.raises(UserError, match=r"heads=2 does not divide over the mesh axis tensor=4"):
+        verify(config, [{"tensor": 4}], steps=1)
+
+
+def test_a_loss_that_is_no_number_is_a_difference():
+    found = _compare("", Outcome([1.0, float("nan")], {}), Outcome([1.0, 2.0], {}), 1e-4)
+    assert not found.passed
 
 
 def test_a_mesh_that_is_none_is_an_error():

@@ -132,7 +132,7 @@ class _Child:
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", BOOT, str(os.getpid()), *command],
             env=environ,
-            stdin=subprocess.DEVNULL,
+            stdin=None if index == 0 else subprocess.DEVNULL,  # which the first reads for all
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C comes to the launcher, which passes it on once

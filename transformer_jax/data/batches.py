@@ -43,10 +43,15 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class Shard:
-    """The rows of every batch that one process makes: shard `index` of `count`."""
+    """The rows of every batch that one process makes: shard `index` of `count`, or several of them, in order."""
 
-    index: int = 0
+    index: int | tuple[int, ...] = 0
     count: int = 1
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The shards that it makes."""
+        return (self.index,) if isinstance(self.index, int) else self.index
 
 
 class Batches:
@@ -118,9 +123,10 @@ class Batches:
 
         batch_rows = self._layout.buckets[bucket].batch_rows
         share = -(-batch_rows // self._multiple) * self._multiple // self._shard.count
-        slots = self._shard.index * share + np.arange(share, dtype=np.int32)
-        mine = indices[slots[0] : slots[-1] + 1]
-        return self._layout.rows(bucket, mine, share, rng) | {"slot": slots}
+        first = np.array(self._shard.indices, np.int32)[:, None] * share
+        slots = (first + np.arange(share, dtype=np.int32)).reshape(-1)
+        mine = indices[slots[slots < len(indices)]]
+        return self._layout.rows(bucket, mine, len(slots), rng) | {"slot": slots}
 
 
 def _evenly_spaced(total: int, limit: int | None) -> np.ndarray:

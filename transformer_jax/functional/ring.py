@@ -38,7 +38,7 @@ def ring_attention(
 
     It is called on every shard, inside `jax.shard_map(..., check_vma=False)`. Of a mask and a bias, what has an axis of
     queries is sharded along it like the queries; an axis of keys is whole on every shard. It has a gradient in reverse
-    mode only. `parallel.sequence_attention` does the same on whole arrays.
+    mode only. `layers.sequence_attention` does the same on whole arrays.
 
     Args:
         query: this device's shard of the queries.

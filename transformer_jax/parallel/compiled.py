@@ -8,13 +8,13 @@ from typing import Any
 
 from transformer_jax.parallel.topology import MemoryUse, memory
 
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""The name and the shape of each array of a batch."""
+Shapes = tuple[tuple[str, tuple[int, ...], Any], ...]
+"""The name, the shape and the dtype of each array of a batch."""
 
 
 def shapes_of(batch: Mapping[str, Any]) -> Shapes:
     """The shapes of a batch, which a step is compiled for."""
-    return tuple((name, array.shape) for name, array in batch.items())
+    return tuple((name, array.shape, array.dtype) for name, array in batch.items())
 
 
 @dataclass(frozen=True)

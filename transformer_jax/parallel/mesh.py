@@ -45,9 +45,10 @@ class MeshConfig:
         if data * product != num_devices:
             asked = " * ".join(f"{name}={size}" for name, size in others.items() if size > 1)
             if self.data is None:
+                more = f"; JAX_NUM_CPU_DEVICES={product} simulates as many on a CPU" if num_devices < product else ""
                 raise UserError(
                     f"the mesh {asked} does not divide {num_devices} devices; use sizes whose product divides "
-                    f"{num_devices}"
+                    f"{num_devices}{more}"
                 )
             asked = " * ".join(filter(None, (f"data={data}", asked)))
             raise UserError(

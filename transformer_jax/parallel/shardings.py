@@ -87,4 +87,7 @@ def _does_not_divide(axis: str | None, size: int, mesh_axes: tuple[str, ...], me
         where, remedy = f"the mesh axis {given}", f"use a {mesh_axes[0]} size of {wanted}"
     else:
         where, remedy = f"the mesh axes {given}", f"use sizes whose product is {wanted}"
-    return f"{axis}={size} does not divide over {where}; set rules.{axis}=() to replicate it, or {remedy}"
+    return (
+        f"{axis}={size} does not divide over {where}; set rules.{axis}=() to replicate it (--rules.{axis} with nothing "
+        f"after it), or {remedy}"
+    )

@@ -76,19 +76,16 @@ class Strategy:
         return prod(self.mesh.shape[axis] for axis in self._row_axes)
 
     @cached_property
-    def process_rows(self) -> tuple[int, int]:
-        """Which shard of a batch this process makes, and of how many: (0, 1) is all of it.
+    def process_rows(self) -> tuple[tuple[int, ...], int]:
+        """Which shards of a batch this process makes, and of how many: ((0,), 1) is all of it.
 
-        Processes that share their rows over another axis make the same. Where the rows of a process do not lie
-        together, since the devices have an order of their own, each makes the whole batch, and uses its part.
+        Processes that share their rows over another axis make the same. The shards of a process need not lie together:
+        a TPU's chips come in an order of their own.
         """
         shape = (self.num_row_shards,)
         indices = NamedSharding(self.mesh, self._row_spec).addressable_devices_indices_map(shape).values()
         mine = {start for index in indices if index is not None for start in range(*index[0].indices(shape[0]))}
-        size, first = len(mine), min(mine, default=0)
-        if size and shape[0] % size == 0 and first % size == 0 and max(mine) == first + size - 1:
-            return first // size, shape[0] // size
-        return 0, 1
+        return (tuple(sorted(mine)), shape[0]) if 0 < len(mine) < shape[0] else ((0,), 1)
 
     def describe(self) -> str:
         """Where a step runs, in words: "jit on 8 devices (TPU v4), data=4 tensor=2"."""
@@ -146,17 +143,18 @@ class Strategy:
 
     def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """The rows that this process has made, as its part of a global batch."""
-        index, count = self.process_rows
+        shards, count = self.process_rows
         sharding = NamedSharding(self.mesh, self._row_spec)
 
         def placed(local: np.ndarray) -> jax.Array:
-            first = index * local.shape[0]
+            size = local.shape[0] // len(shards)
 
             def rows(where: Any) -> np.ndarray:
-                start, stop, _ = where[0].indices(local.shape[0] * count)
-                return local[(slice(start - first, stop - first), *where[1:])]
+                start, stop, _ = where[0].indices(size * count)
+                first = shards.index(start // size) * size + start % size
+                return local[(slice(first, first + stop - start), *where[1:])]
 
-            return jax.make_array_from_callback((local.shape[0] * count, *local.shape[1:]), sharding, rows)
+            return jax.make_array_from_callback((size * count, *local.shape[1:]), sharding, rows)
 
         return {name: placed(np.asarray(array)) for name, array in batch.items()}
 

@@ -34,7 +34,7 @@ def first_non_finite(loss: Callable[[Any, Any, None], Loss], model: Any, batch: 
             return f"the weight {name} is not finite"
 
     @jax.jit
-    def is_finite(model: Any) -> jax.Array:
+    def is_finite(model: Any, batch: Any) -> jax.Array:
         def objective(model: Any) -> jax.Array:
             return mean_loss(loss_terms(loss(model, batch, None)))["loss"]
 
@@ -42,7 +42,7 @@ def first_non_finite(loss: Callable[[Any, Any, None], Loss], model: Any, batch: 
         return jnp.isfinite(value) & jnp.isfinite(optax.global_norm(gradients))
 
     def fails(counts: Mapping[str, int]) -> bool:
-        return not bool(is_finite(_first_layers(model, counts)))
+        return not bool(is_finite(_first_layers(model, counts), batch))
 
     depths = {name.partition(BLOCKS)[0]: weight.shape[0] for name, weight in weights.items() if is_stacked(weight)}
     stacks = sorted(depths, key=lambda name: "encoder" not in name)  # which comes before any decoder

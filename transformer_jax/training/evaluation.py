@@ -5,6 +5,7 @@ from typing import Any
 
 from transformer_jax.data import Split
 from transformer_jax.errors import UserError
+from transformer_jax.parallel import Peers
 from transformer_jax.tasks.predictor import num_rows
 from transformer_jax.training.examples import EncodedSplit, encode_split, validation_examples
 from transformer_jax.training.metrics import MetricsLog, describe
@@ -15,14 +16,17 @@ from transformer_jax.training.run import Run
 class Evaluation:
     """Evaluates a model of a run on a split, shows the metrics and writes them down."""
 
-    def __init__(self, run: Run, metrics: MetricsLog, progress: ProgressLine, check: Callable[[], None]):
-        self._run, self._metrics, self._progress, self._check = run, metrics, progress, check
+    def __init__(self, run: Run, metrics: MetricsLog, progress: ProgressLine, peers: Peers, check: Callable[[], None]):
+        self._run, self._metrics, self._progress, self._peers, self._check = run, metrics, progress, peers, check
         self._valid: EncodedSplit | None = None
 
     def __call__(self, model: Any, step: int, split: Split) -> dict[str, float | str] | None:
         """The metrics of a split; None when it is empty. `check` is called after each batch, and may raise to stop."""
         run, task = self._run, self._run.task
-        if split == "valid":
+        if split == "valid" and self._valid is None:
+            if self._peers.index == 0:
+                self._valid = validation_examples(run.workdir, run.config, task)
+            self._peers.barrier("validation examples")
             self._valid = self._valid or validation_examples(run.workdir, run.config, task)
         encoded = self._valid if split == "valid" else encode_split(run.config, task, split)
         if encoded is None or not len(encoded.records):

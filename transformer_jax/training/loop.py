@@ -14,7 +14,7 @@ import jax
 from transformer_jax.atomic import atomic
 from transformer_jax.data import Batches, Shard
 from transformer_jax.errors import UserError, out_of_space
-from transformer_jax.parallel import Peers, Watchdog, alone
+from transformer_jax.parallel import Peers, Strategy, Watchdog, alone
 from transformer_jax.parallel.peers import Rescue
 from transformer_jax.tasks.task import Loss
 from transformer_jax.training.checkpoints import Checkpoints
@@ -31,10 +31,16 @@ from transformer_jax.training.programs import Programs
 from transformer_jax.training.progress import ProgressLine
 from transformer_jax.training.run import Run
 from transformer_jax.training.saved import saved_step
+from transformer_jax.training.start import load_start
 from transformer_jax.training.state import TrainState
 from transformer_jax.training.step import make_train_step
 from transformer_jax.training.throughput import Throughput
 from transformer_jax.training.workdir import Workdir
+
+MOST_KEPT = 10
+"""Batches of skipped steps to keep."""
+MOST_SKIPPED = 1000
+"""Skipped steps after which a run is taken for lost."""
 
 
 def train(config: Config, peers: Peers | None = None) -> tuple[Run, TrainState]:
@@ -55,16 +61,22 @@ def train(config: Config, peers: Peers | None = None) -> tuple[Run, TrainState]:
     if peers.index == 0:
         workdir.check(config)  # before a lock is put into a folder of somebody else
     with _disk_errors(workdir), locked(workdir.path) if peers.index == 0 else nullcontext():
-        run = Run.begin(config) if peers.index == 0 else None
+        # The first process decides, since others may see an older state of the file system; all load weights together.
+        (is_new, *_) = peers.gather(saved_step(workdir.checkpoints) is None)
+        start = None
+        if is_new and config.init_from is not None:
+            start = load_start(config.init_from, Strategy.choose(config.strategy, config.mesh, config.rules))
+        run = Run.begin(config, start) if peers.index == 0 else None
         peers.barrier("begin")
-        run = run or Run.join(config)
+        run = run or Run.join(config, start)
         evaluated = {line["step"]: line for line in read_metrics(workdir.metrics_file) if line["split"] == "valid"}
         checkpoints = Checkpoints(workdir.checkpoints, config.keep, best=run.task.best, evaluated=evaluated)
         report = ""
-        if checkpoints.latest() is None:
+        (latest, *_) = peers.gather(checkpoints.latest())
+        if latest is None:
             state, report = run.first_state()
         else:
-            state = run.restored_state(checkpoints)
+            state = run.restored_state(checkpoints, latest)
         run = replace(run, start=None)  # whose weights would take memory to the end
         metrics = MetricsLog(workdir, int(state.step))
         first, is_shown = int(state.step), peers.index == 0
@@ -133,11 +145,13 @@ class _Loop:
         self._checkpoints, self._metrics, self._peers, self._progress = checkpoints, metrics, peers, progress
         self._interrupt = Interrupt()
         self._learning_rate = jax.jit(run.config.optimizer.learning_rate(getattr(run.config.model, "d_model", None)))
-        self._evaluate = Evaluation(run, metrics, progress, self._check)
+        self._evaluate = Evaluation(run, metrics, progress, peers, self._check)
         self._throughput = Throughput(run.task.unit, run.strategy.devices)
         self._watchdog = Watchdog(run.config.step_timeout, "training step", tell=peers.fail)
         self._unread: tuple[int, dict[str, jax.Array], float | None] | None = None
-        self._dispatching, self._is_stepping = threading.RLock(), False
+        self._number = int(state.step)  # which a side thread can read without waiting for the devices
+        self._dispatching = threading.RLock()
+        self._num_skipped = 0
         self._recent: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=2)
 
     def run_until_stopped(self) -> None:
@@ -165,7 +179,8 @@ class _Loop:
     def train(self) -> None:
         config, strategy = self.run.config, self.run.strategy
         first = int(self.state.step)
-        if self._evaluation_due(first) and not self._metrics.has(first, "valid"):
+        (is_evaluated, *_) = self._peers.gather(self._metrics.has(first, "valid"))
+        if self._evaluation_due(first) and not is_evaluated:
             self._checkpoints.save(self.state, self._validate())  # which a stop had cut short
         if first >= config.steps:
             return
@@ -182,16 +197,18 @@ class _Loop:
             skip_non_finite=config.non_finite == "skip",
         )
         self._step = strategy.compile(train_step, self.state)
-        programs = Programs(self._step, self.run.task, num_shapes, self._progress, self._dispatching)
+        programs = Programs(self._step, self.run.task, num_shapes, self._progress, num_parts=self._num_parts)
         profile = StepProfile(config.profile, self.run.workdir.local / "profile")
         for step, batch in enumerate(batches, first + 1):
+            with self._watchdog.pause():
+                program, flops = programs(self.state, batch)  # compiled before it is asked whether to go on
             if not self._peers.may_step(step):
                 self.save()
                 raise Interrupted
             profile.before(step)
-            self._is_stepping = True
-            self.state, metrics, flops = programs(self.state, batch)
-            self._is_stepping = False
+            with self._dispatching:
+                self.state, metrics = program.run(self.state, batch)
+                self._number = step
             self._recent.append((step, batch))
             if (folder := profile.after(step, metrics)) is not None:
                 self._progress.note(f"trace of steps {config.profile[0]} to {step}: {folder}")  # type: ignore[index]
@@ -199,7 +216,9 @@ class _Loop:
             self._unread = (step, metrics, flops)
             if self._evaluation_due(step) or step % config.save_every == 0:
                 self._read()
-                self._checkpoints.save(self.state, self._validate() if self._evaluation_due(step) else None)
+                metrics_of_valid = self._validate() if self._evaluation_due(step) else None
+                with self._watchdog.pause():
+                    self._checkpoints.save(self.state, metrics_of_valid)
                 self._throughput.restart()
             self._check()
         profile.stop()
@@ -218,8 +237,8 @@ class _Loop:
 
     def save(self) -> bool:
         """Save the newest state and wait until it is on disk; False in the middle of a step, which has taken it."""
-        with self._dispatching:
-            if self._step_of_state() is None:
+        with self._dispatching, self._watchdog.pause():
+            if self._step_to_save() is None:
                 return False
             self._read()
             self._checkpoints.save(self.state)
@@ -227,13 +246,14 @@ class _Loop:
             return True
 
     def _step_to_save(self) -> int | None:
-        """The step that this and other processes could save; None where a step may begin before all have."""
-        return None if self._is_stepping else self._step_of_state()
-
-    def _step_of_state(self) -> int | None:
         """The step of the state; None in the middle of a step, which has taken it."""
-        state = self.state
-        return None if any(x.is_deleted() for x in jax.tree.leaves(state)) else int(state.step)
+        return None if any(x.is_deleted() for x in jax.tree.leaves(self.state)) else self._number
+
+    @property
+    def _num_parts(self) -> float:
+        """How many times the batch of this process the whole batch is, where the step is given this process's rows."""
+        indices, count = self.run.strategy.process_rows
+        return 1.0 if self.run.strategy.axis_name is None else count / len(indices)
 
     def _evaluation_due(self, step: int) -> bool:
         return step > 0 and (step % self.run.config.evaluate_every == 0 or step == self.run.config.steps)
@@ -295,15 +315,27 @@ class _Loop:
         batch = next(batch for number, batch in self._recent if number == step)
         process = f".{self._peers.index}" if self._peers.count > 1 else ""
         path = self.run.workdir.path / f"not_finite_{step}{process}.npz"
+        self._num_skipped += 1
+        if self.run.config.non_finite == "skip":
+            if self._num_skipped > MOST_SKIPPED:
+                raise UserError(
+                    f"{self._num_skipped} steps were not finite, the last of them {step}; lower the learning rate, or "
+                    "set optimizer.clip_norm"
+                )
+            kept = ""
+            if self._num_skipped <= MOST_KEPT:
+                kept = f", and its batch kept in {path}"
+                with atomic(path) as unfinished:
+                    keep_batch(batch, unfinished)
+            self._progress.note(f"step {step:,}: the {name} is {metrics[name]}; skipped{kept}")
+            return
         with atomic(path) as unfinished:
             keep_batch(batch, unfinished)
-        if self.run.config.non_finite == "skip":
-            self._progress.note(f"step {step:,}: the {name} is {metrics[name]}; skipped, and its batch kept in {path}")
-            return
         with self._watchdog.pause():
             before = self._state_before(step)
             with self.run.strategy.context():
-                place = first_non_finite(self._loss, before.model, batch)
+                whole = batch if self.run.strategy.axis_name is None else self.run.strategy.place(batch)
+                place = first_non_finite(self._loss, before.model, whole)
         raise UserError(
             f"the {name} became {metrics[name]} at step {step}: first in {place}. The batch is kept in {path}; the "
             f"newest checkpoint is of step {self._checkpoints.latest()}. Lower the learning rate, set "

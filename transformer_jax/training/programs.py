@@ -1,7 +1,6 @@
 """The compiled programs of a run: what each takes, and a warning when there are more than there should be."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -20,41 +19,34 @@ class Programs:
         task: whose loss is computed.
         num_shapes: number of shapes that batches come in.
         progress: where it is said.
-        dispatching: held while a step takes the state, and not while it is compiled, when another thread may save it.
+        num_parts: how many times a batch the whole batch is, where other processes have other parts of it.
     """
 
     def __init__(
-        self,
-        step: CompiledStep,
-        task: Task,
-        num_shapes: int,
-        progress: ProgressLine,
-        dispatching: AbstractContextManager[Any],
+        self, step: CompiledStep, task: Task, num_shapes: int, progress: ProgressLine, *, num_parts: float = 1.0
     ):
         self._step, self._task, self._num_shapes, self._progress = step, task, num_shapes, progress
-        self._dispatching = dispatching
+        self._num_parts = num_parts
         self._flops: dict[Shapes, float | None] = {}
 
-    def __call__(self, state: Any, batch: Mapping[str, Any]) -> tuple[Any, Any, float | None]:
-        """The state after a step, its metrics, and its model FLOPs, if they can be counted."""
+    def __call__(self, state: Any, batch: Mapping[str, Any]) -> tuple[Program, float | None]:
+        """The program for a batch, compiled now if it is the first of its shape, and the model FLOPs of the step."""
         shapes, program = shapes_of(batch), self._step.program(state, batch)
         if shapes not in self._flops:
-            self._flops[shapes] = step_flops(self._task.loss, state.model, batch)
+            flops = step_flops(self._task.loss, state.model, batch)
+            self._flops[shapes] = None if flops is None else flops * self._num_parts
             self._describe(program, shapes, state)
-        with self._dispatching:
-            state, metrics = program.run(state, batch)
-        return state, metrics, self._flops[shapes]
+        return program, self._flops[shapes]
 
     def _describe(self, program: Program, shapes: Shapes, state: Any) -> None:
         count = len(self._step.programs)
-        if count == 1 and program.memory is not None:
-            sizes = {
-                "parameters": _bytes_here(state.model),
-                "optimizer": _bytes_here(state.optimizer),
-                "activations and temporaries": program.memory.temporaries,
-            }
+        if count == 1:
+            sizes = {"parameters": _bytes_here(state.model), "optimizer": _bytes_here(state.optimizer)}
+            if program.memory is not None:
+                sizes["activations and temporaries"] = program.memory.temporaries
             parts = ", ".join(f"{name} {readable(size)}" for name, size in sizes.items())
-            self._progress.note(f"memory of each device: {parts}; compiled in {program.seconds:.0f} s")
+            compiled = "" if program.seconds is None else f"; compiled in {program.seconds:.0f} s"
+            self._progress.note(f"memory of each device: {parts}{compiled}")
         if count > self._num_shapes:
             self._progress.note(
                 f"warning: the step was compiled again, for {_listed(shapes)}; batches should come in "
@@ -78,4 +70,4 @@ def _bytes_here(tree: Any) -> int:
 
 
 def _listed(shapes: Shapes) -> str:
-    return ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes)
+    return ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape, _ in shapes)

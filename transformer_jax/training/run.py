@@ -12,7 +12,7 @@ from flax import nnx
 
 from transformer_jax.atomic import as_path, atomic, is_remote
 from transformer_jax.errors import UserError
-from transformer_jax.parallel import Strategy
+from transformer_jax.parallel import MeshConfig, Strategy
 from transformer_jax.tasks import Predictor, Task
 from transformer_jax.training.checkpoints import Checkpoints
 from transformer_jax.training.config import Config
@@ -38,15 +38,20 @@ class Run:
     """What a new run starts from."""
 
     @classmethod
-    def begin(cls, config: Config) -> "Run":
-        """Begin a run in its workdir, or find it there again; the workdir of another one is refused."""
+    def begin(cls, config: Config, start: Start | None = None) -> "Run":
+        """Begin a run in its workdir, or find it there again; the workdir of another one is refused.
+
+        Args:
+            config: what is trained.
+            start: what `config.init_from` names, which is loaded now by default.
+        """
         workdir = Workdir.of(config)
         workdir.check(config)
         before = workdir.config() if workdir.config_file.exists() else None
         if before is not None and saved_step(workdir.checkpoints) is not None:
             return cls._assemble(workdir, resolve_again(config, before), workdir.load_processor(before.processor))
-        strategy = Strategy.choose(config.strategy, config.mesh, config.rules)
-        start = None if config.init_from is None else load_start(config.init_from, strategy)
+        if start is None and config.init_from is not None:
+            start = load_start(config.init_from, Strategy.choose(config.strategy, config.mesh, config.rules))
         kept = None if before is None else _kept_processor(workdir, before)
         config, processor = resolve_new(config, start, kept, before)
         run = cls._assemble(workdir, config, processor, start)
@@ -57,17 +62,22 @@ class Run:
         return run
 
     @classmethod
-    def join(cls, config: Config) -> "Run":
+    def join(cls, config: Config, start: Start | None = None) -> "Run":
         """The run that another process has begun with this config."""
         workdir = Workdir.of(config, read_only=True)
+        if not workdir.is_run():
+            raise UserError(
+                f"the first process has begun a run in {workdir.path}, which this one does not see; give a --workdir "
+                "on a file system that all processes share"
+            )
         before = workdir.config()
-        return cls._assemble(workdir, resolve_again(config, before), workdir.load_processor(before.processor))
+        return cls._assemble(workdir, resolve_again(config, before), workdir.load_processor(before.processor), start)
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """The run that lives in a workdir."""
+        """The run that lives in a workdir, for inference: on its mesh if that fits the devices here, else on all."""
         workdir = Workdir(Path(path))
-        config = workdir.config()
+        config = _on_these_devices(workdir.config())
         return cls._assemble(workdir, config, workdir.load_processor(config.processor))
 
     @classmethod
@@ -154,6 +164,15 @@ def write_run(path: Path, config: Config, processor: Any, model: Any, step: int 
         checkpoints.close()
         workdir.save_processor(processor)
         workdir.write_config(config)
+
+
+def _on_these_devices(config: Config) -> Config:
+    """A config with its mesh if that fits the devices here, else with all of them on the data axis."""
+    try:
+        Strategy.choose(config.strategy, config.mesh, config.rules)
+    except UserError:
+        return replace(config, mesh=MeshConfig())
+    return config
 
 
 def _kept_processor(workdir: Workdir, config: Config) -> Any:
