@@ -123,6 +123,16 @@ def test_doctor_names_versions_and_devices(command):
     assert "jax 0." in out and "cpu:0" in out and "all that is required is here" in out
 
 
+def test_a_run_of_a_mesh_is_used_on_the_devices_that_there_are(workdir, command, tmp_path):
+    sharded = shutil.copytree(workdir, tmp_path / "sharded")
+    config = json.loads((sharded / "config.json").read_text())
+    config["mesh"] |= {"fsdp": 16, "tensor": 16}  # which are more devices than there are
+    (sharded / "config.json").write_text(json.dumps(config))
+    assert command("generate", str(sharded), stdin="<de> Tuesday\n") == command(
+        "generate", str(workdir), stdin="<de> Tuesday\n"
+    )
+
+
 def test_the_mean_of_checkpoints_is_a_run_of_its_own(workdir, command, tmp_path, capsys):
     import jax
     import numpy as np

@@ -106,6 +106,23 @@ def test_asked_to_stop_while_compiling_it_ends_and_nothing_is_lost(tmp_path, nev
     assert_same_run(workdir, never_stopped)
 
 
+def test_asked_to_stop_while_evaluating_the_state_is_rescued(tmp_path):
+    workdir = tmp_path / "evaluating"
+    flags = ("--evaluate-every", "5", "--evaluate-examples", "3000", "--data.valid-size", "3000", "--save-every", "100")
+    launcher = train(workdir, *flags)
+    wait_for_step(workdir, 5, launcher)
+    time.sleep(0.5)
+    os.kill(processes_of(launcher)[1], signal.SIGTERM)
+    output, _ = launcher.communicate(timeout=100)
+    assert launcher.returncode == 143, output
+    assert [path.name for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()] == ["5"]
+
+
+def test_two_processes_start_from_a_run_together(never_stopped, tmp_path):
+    output = finish(train(tmp_path / "started", "--init-from", str(never_stopped), "--steps", "2"))
+    assert f"started from {never_stopped}: " in output
+
+
 def test_a_run_of_two_processes_is_used_by_one_and_by_two(never_stopped):
     lines = "<de> March 4, 2025\n<ja> 12:30\n<fr> Tuesday\n"
     generate = ("-m", "transformer_jax", "generate", str(never_stopped))

@@ -127,7 +127,7 @@ class Interrupt:
 
 def leave_saved() -> NoReturn:
     """End the process at once, after its state was saved, from whatever thread."""
-    _leave(f"\n{MESSAGE}", EXIT_CODE)
+    _leave(f"\n{MESSAGE}" if os.isatty(2) else MESSAGE, EXIT_CODE)  # below a progress bar
 
 
 def _leave(message: str, code: int) -> NoReturn:
