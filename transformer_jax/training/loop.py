@@ -4,7 +4,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import jax
 
 from transformer_jax.atomic import atomic
 from transformer_jax.data import Batches, Shard
-from transformer_jax.errors import UserError, out_of_space
+from transformer_jax.errors import UserError
 from transformer_jax.parallel import Peers, Strategy, Watchdog, alone
 from transformer_jax.parallel.peers import Rescue
 from transformer_jax.tasks.task import Loss
 from transformer_jax.training.checkpoints import Checkpoints
+from transformer_jax.training.closing import closing, disk_errors
 from transformer_jax.training.config import Config
 from transformer_jax.training.diagnosis import first_non_finite, keep_batch
 from transformer_jax.training.evaluation import Evaluation
@@ -60,7 +61,7 @@ def train(config: Config, peers: Peers | None = None) -> tuple[Run, TrainState]:
     workdir = Workdir.of(config, read_only=peers.index > 0)
     if peers.index == 0:
         workdir.check(config)  # before a lock is put into a folder of somebody else
-    with _disk_errors(workdir), locked(workdir.path) if peers.index == 0 else nullcontext():
+    with disk_errors(workdir), locked(workdir.path) if peers.index == 0 else nullcontext():
         # The first process decides, since others may see an older state of the file system; all load weights together.
         (is_new, *_) = peers.gather(saved_step(workdir.checkpoints) is None)
         start = None
@@ -81,7 +82,7 @@ def train(config: Config, peers: Peers | None = None) -> tuple[Run, TrainState]:
         metrics = MetricsLog(workdir, int(state.step))
         first, is_shown = int(state.step), peers.index == 0
         progress = ProgressLine(config.steps, first, run.task.unit, quiet=not is_shown)
-        with progress, _closing(checkpoints, metrics):
+        with progress, closing(checkpoints, metrics):
             if report:
                 progress.note(report)
             if first:
@@ -97,36 +98,6 @@ def _keep_programs(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-@contextmanager
-def _closing(*writers: Checkpoints | MetricsLog) -> Iterator[None]:
-    """Finish what the writers are writing."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise  # to end at once: what is unfinished has a temporary name, and no start looks at it
-    except BaseException:
-        for writer in writers:
-            with suppress(Exception):  # the error that came first is the one to tell
-                writer.close()
-        raise
-    for writer in writers:
-        writer.close()
-
-
-@contextmanager
-def _disk_errors(workdir: Workdir) -> Iterator[None]:
-    """Say of a full disk what can be done about it, whoever was writing."""
-    try:
-        yield
-    except Exception as error:
-        if not (reason := out_of_space(error)):
-            raise
-        raise UserError(
-            f"{workdir.path}: {reason}; free some space, and the same command goes on from step "
-            f"{saved_step(workdir.checkpoints) or 0:,}"
-        ) from error
 
 
 class _Loop:
@@ -187,6 +158,13 @@ class _Loop:
         horizon = config.optimizer.total_steps
         if config.optimizer.schedule != "inverse_square_root" and horizon is not None and horizon < config.steps:
             self._progress.note(f"note: the learning rate is zero from step {horizon:,} on (optimizer.total_steps)")
+        if config.optimizer.warmup_steps > config.steps:
+            self._progress.note(
+                f"note: the learning rate still rises at the last step (optimizer.warmup_steps "
+                f"{config.optimizer.warmup_steps:,})"
+            )
+        if config.profile is not None and config.profile[0] > config.steps:
+            self._progress.note(f"note: there is no step {config.profile[0]:,} to profile")
         with self._watchdog.pause():
             batches, num_shapes = self._batches(first)
         train_step = make_train_step(
