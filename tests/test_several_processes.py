@@ -119,7 +119,9 @@ def test_asked_to_stop_while_evaluating_the_state_is_rescued(tmp_path):
 
 
 def test_two_processes_start_from_a_run_together(never_stopped, tmp_path):
-    output = finish(train(tmp_path / "started", "--init-from", str(never_stopped), "--steps", "2"))
+    sizes = ("--data.train-size", "100", "--data.valid-size", "4", "--data.test-size", "4", "--steps", "2")
+    where = ("--init-from", str(never_stopped), "--workdir", str(tmp_path / "started"))
+    output = finish(launch("train.py", *sizes, *where))
     assert f"started from {never_stopped}: " in output
 
 
