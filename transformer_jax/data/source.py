@@ -150,6 +150,27 @@ class Chosen(Lazy[T]):
 
 
 @dataclass(frozen=True)
+class FirstRecords(Source[T]):
+    """The first `count` records of each split of another source."""
+
+    source: Source[T]
+    count: int
+
+    def split(self, name: Split) -> Sequence[T]:
+        """The first records of a split."""
+        records = self.source.split(name)
+        return Chosen(records, range(min(len(records), self.count)))
+
+    def fields(self) -> tuple[str, ...]:
+        """Those of the other source."""
+        return self.source.fields()
+
+    def tags(self) -> tuple[str, ...]:
+        """Those of the other source."""
+        return self.source.tags()
+
+
+@dataclass(frozen=True)
 class Checked(Lazy[Any]):
     """Records as a task reads them: one without a field, or without text where it must be, is an error that names it.
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 
 from transformer_jax.data import Batches, Source, Split, Store, Tokenizer, TokenizerConfig
 from transformer_jax.data.batches import Batch
-from transformer_jax.data.source import Chosen
+from transformer_jax.data.source import FirstRecords
 from transformer_jax.data.special_tokens import BEGIN, END, PAD, UNKNOWN
 from transformer_jax.errors import UserError
 from transformer_jax.tasks import Task, TaskConfig
@@ -53,7 +53,7 @@ class StandIn:
             config = replace(config, model=replace(model, dtype=dtype))  # type: ignore[call-arg]
         if not _can_stand_in(config):
             resolved, processor = resolve_new(config, None)
-            data = _First(config.data)
+            data = FirstRecords(config.data, NUM_RECORDS)
             return cls(replace(resolved, data=data), processor, (f"rows are those of {NUM_RECORDS} of the records",))
         assumptions = ["no data were read: texts are as long as the model and the batching allow"]
         processor = None if config.processor is None else _processor(config)
@@ -138,20 +138,3 @@ class _Texts(Source[Any]):
 
     def tags(self) -> tuple[str, ...]:
         return self.words
-
-
-@dataclass(frozen=True)
-class _First(Source[Any]):
-    """The first records of another source."""
-
-    source: Source
-
-    def split(self, name: Split) -> Sequence[Any]:
-        records = self.source.split(name)
-        return Chosen(records, range(min(len(records), NUM_RECORDS)))
-
-    def fields(self) -> tuple[str, ...]:
-        return self.source.fields()
-
-    def tags(self) -> tuple[str, ...]:
-        return self.source.tags()

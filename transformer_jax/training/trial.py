@@ -1,6 +1,6 @@
 """A few steps of a config, computed in any way: what is compared when the law of parallelism is verified."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from transformer_jax.data import Batches, Source, Split, Store
-from transformer_jax.data.source import Chosen
+from transformer_jax.data import Batches, Store
+from transformer_jax.data.source import FirstRecords
 from transformer_jax.errors import UserError
 from transformer_jax.layers import named_parameters
 from transformer_jax.parallel import Strategy
@@ -54,7 +54,7 @@ class Trial:
         config = replace(
             config,
             model=replace(model, **noisy, **precise),
-            data=_Sampled(config.data),
+            data=FirstRecords(config.data, NUM_RECORDS),
             init_from=None,
             matmul_precision=None,
             workdir=folder / "run",
@@ -93,23 +93,6 @@ class Trial:
                 gradients = {name: np.asarray(leaf[...]) for name, leaf in named_parameters(state.optimizer[0]).items()}
             losses.append(loss)
         return Outcome(losses[1:], gradients)
-
-
-@dataclass(frozen=True)
-class _Sampled(Source[Any]):
-    """The first records of another source."""
-
-    source: Source
-
-    def split(self, name: Split) -> Sequence[Any]:
-        records = self.source.split(name)
-        return Chosen(records, range(min(len(records), NUM_RECORDS)))
-
-    def fields(self) -> tuple[str, ...]:
-        return self.source.fields()
-
-    def tags(self) -> tuple[str, ...]:
-        return self.source.tags()
 
 
 def _keep_gradients() -> optax.GradientTransformation:
