@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from tests import tiny
-from transformer_jax.parallel import prepare_host
+from transformer_jax.parallel import host, prepare_host
 from transformer_jax.parallel.host import computes_on_cpu
 from transformer_jax.training import OptimizerConfig, TrainState
 from transformer_jax.training.checkpoints import Checkpoints
@@ -57,3 +57,13 @@ def test_warnings_of_orbax_are_heard_and_what_is_none_is_not(tmp_path, caplog):
     assert any("read only, save will be skipped" in message for message in caplog.messages)
     logging.getLogger("absl").warning("A checkpoint could not be deleted")
     assert "A checkpoint could not be deleted" in caplog.messages
+
+
+def test_the_compiler_for_tpus_without_a_tpu_leaves_the_work_to_the_cpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "jax", SimpleNamespace(config=SimpleNamespace()))  # which was told nothing
+    monkeypatch.setattr(host, "find_spec", lambda name: object() if name == "libtpu" else None)
+    monkeypatch.setattr(host, "entry_points", lambda group: [])
+    monkeypatch.setattr(host, "TPU_FILES", (str(tmp_path / "accel*"),))
+    assert host.computes_on_cpu()
+    (tmp_path / "accel0").touch()
+    assert not host.computes_on_cpu()

@@ -465,7 +465,8 @@ import os, sys
 os.environ.update(JAX_PLATFORMS="cpu", NPROC="4", JAX_NUM_CPU_DEVICES="1")
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from transformer_jax.parallel.peers import connect, start_jax
+from transformer_jax.parallel.distributed import start_jax
+from transformer_jax.parallel.peers import connect
 from transformer_jax.parallel.processes import Processes
 port, index, then = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 peers = connect(Processes(f"127.0.0.1:{port}", 2, index, 60.0))

@@ -3,9 +3,10 @@
 from typing import Any
 
 from transformer_jax.parallel.axes import Rules, axis_rules, constrain, partition
+from transformer_jax.parallel.distributed import start_jax
 from transformer_jax.parallel.host import prepare_host
 from transformer_jax.parallel.mesh import MeshConfig
-from transformer_jax.parallel.peers import Peers, alone, connect, start_jax
+from transformer_jax.parallel.peers import Peers, alone, connect
 from transformer_jax.parallel.processes import Processes, find_processes
 from transformer_jax.parallel.shardings import parameter_sharding, tree_shardings
 from transformer_jax.parallel.strategy import Strategy, StrategyName

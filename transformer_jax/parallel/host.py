@@ -1,6 +1,7 @@
 """What a program sets on this machine before JAX starts."""
 
 import ctypes
+import glob
 import logging
 import os
 import re
@@ -18,6 +19,10 @@ NOISE = ("Given directory is read only",)
 
 TRACKER_NOISE = "ignore:resource_tracker"
 """The process that frees the shared memory of workers warns when a stopped training has left that to it."""
+
+
+TPU_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
+"""The device files of TPUs, on Cloud TPU machines and in containers."""
 
 
 def prepare_host() -> None:
@@ -49,12 +54,14 @@ def quiet_loggers() -> None:
 def computes_on_cpu() -> bool:
     """Whether JAX will compute on the CPU here. JAX is not started to find out, since that would take the accelerators.
 
-    It does where it is told to (JAX_PLATFORMS=cpu), and otherwise where no plugin for an accelerator is installed.
+    It does where it is told to (JAX_PLATFORMS=cpu), and otherwise where no plugin for an accelerator is installed. The
+    TPU compiler alone, which `plan` needs, is none: there has to be a TPU, too.
     """
     platforms = getattr(jax.config, "jax_platforms", None) or getattr(jax.config, "jax_platform_name", None)
     if platforms:
         return platforms.split(",")[0].strip() == "cpu"
-    return not entry_points(group="jax_plugins") and not any(map(find_spec, ("jax_plugins", "libtpu")))
+    has_tpu = find_spec("libtpu") is not None and any(map(glob.glob, TPU_FILES))
+    return not entry_points(group="jax_plugins") and find_spec("jax_plugins") is None and not has_tpu
 
 
 def _give_threads_to_simulated_devices() -> None:

@@ -1,18 +1,16 @@
 """Several processes that know of each other: they meet, notice when one is gone, and agree on the step to stop at.
 
 Process 0 is the hub of a star of TCP connections that carry one JSON object a line. Each process has one thread for
-them beside its main thread, which may be inside a collective or the compiler for ever. Nothing here needs JAX but
-`start_jax`, which comes after all processes have met. A single process has no connections, and is answered at once.
+them beside its main thread, which may be inside a collective or the compiler for ever. Nothing here needs JAX, which
+`start_jax` starts after all processes have met. A single process has no connections, and is answered at once.
 """
 
 import asyncio
 import concurrent.futures
 import contextlib
-import ctypes
 import json
 import math
 import os
-import signal
 import socket
 import sys
 import threading
@@ -24,16 +22,13 @@ from typing import Any
 from transformer_jax.errors import UserError
 from transformer_jax.parallel.hub import LARGEST_VALUE, LINGER, NOTICE_EVERY, VERDICT, Hub, describe_loss
 from transformer_jax.parallel.processes import Processes
-from transformer_jax.parallel.wire import Message, Wire, is_loopback, keep_alive
+from transformer_jax.parallel.wire import Message, Wire, keep_alive
 
 PEER_LOST = 75
 """What a process exits with when another one is gone: EX_TEMPFAIL, for the same command can go on."""
 CONNECTING = 5.0
 """Seconds for one attempt to reach process 0."""
 LONGEST_LINE = 2**30
-JAX_PATIENCE = 3600
-"""Seconds after which JAX itself ends a process whose peer is silent: long, for then it aborts without naming it."""
-
 JAX_SPEAKS = 0.5
 """Seconds in which JAX prints pages about the loss of process 0, after which a line of ours can be found."""
 
@@ -74,7 +69,8 @@ class Peers:
         self._gathered: concurrent.futures.Future[list[Any]] | None = None
         self._alone, self._closed = threading.Event(), threading.Event()
         self._closing = False
-        self._uses_jax = False
+        self.uses_jax = False
+        """Whether `start_jax` has let JAX of these processes work together."""
 
     def may_step(self, step: int) -> bool:
         """Whether to dispatch step number `step`, asked before it is. All processes stop after the same step.
@@ -141,7 +137,7 @@ class Peers:
 
     def close(self) -> None:
         """End in order: nobody is alarmed, and others may go on. Process 0, which they meet at, waits for them."""
-        if self._uses_jax and not self._closing:
+        if self.uses_jax and not self._closing:
             import jax
 
             jax.distributed.shutdown()
@@ -285,7 +281,7 @@ class Peers:
         if not self._started.done():
             wire.close()
         elif not self._closing:
-            time.sleep(JAX_SPEAKS if self._uses_jax else 0.0)
+            time.sleep(JAX_SPEAKS if self.uses_jax else 0.0)
             _leave(describe_loss(0, self.count, self.hosts[0], reason))
 
 
@@ -310,44 +306,6 @@ def connect(processes: Processes, *, patience: float = 5.0) -> Peers:
 def alone() -> Peers:
     """A single process, which waits for nobody."""
     return connect(Processes())
-
-
-def start_jax(peers: Peers) -> None:
-    """Let JAX of these processes work together; before anything else is asked of JAX. Nothing for a single process."""
-    if peers.count == 1 or peers.jax_address is None:
-        return
-    import jax
-
-    _delay_abort()
-    jax.config.update("jax_enable_preemption_service", False)  # which would take SIGTERM away from our own handlers
-    local = peers.processes.local_index
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    is_chosen = "JAX_LOCAL_DEVICE_IDS" in os.environ or (gpus and "," not in gpus)  # by the user or the scheduler
-    jax.distributed.initialize(
-        peers.jax_address,
-        peers.count,
-        peers.index,
-        local_device_ids=None if local is None or is_chosen else [local],
-        cluster_detection_method="deactivate",
-        initialization_timeout=math.ceil(peers.processes.timeout),
-        heartbeat_timeout_seconds=JAX_PATIENCE,
-        shutdown_timeout_seconds=JAX_PATIENCE,
-        coordinator_bind_address=peers.jax_address if is_loopback(peers.processes.address[0]) else None,
-    )
-    peers._uses_jax = True
-    jax.devices()  # now, in all: each tells the others what it has, and waits for theirs
-
-
-def _delay_abort() -> None:
-    """Let `abort` wait for six seconds, in which the side thread can name the process that is gone.
-
-    JAX aborts a process as soon as it has lost process 0, and takes no callback. abort() runs the handler of SIGABRT
-    first, with the number of the signal: the C function sleep, with 6, which other threads do not notice.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another C library: then JAX says what it says
-        libc = ctypes.CDLL(None)
-        libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-        libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
 
 
 async def _cancel_tasks() -> None:

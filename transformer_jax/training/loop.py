@@ -187,6 +187,8 @@ class _Loop:
             with self._dispatching:
                 self.state, metrics = program.run(self.state, batch)
                 self._number = step
+            if step % config.log_every == 0:  # before the next step is sent off, which reading it would wait for
+                metrics["learning_rate"] = self._learning_rate(step - 1)
             self._recent.append((step, batch))
             if (folder := profile.after(step, metrics)) is not None:
                 self._progress.note(f"trace of steps {config.profile[0]} to {step}: {folder}")  # type: ignore[index]
@@ -270,7 +272,6 @@ class _Loop:
         speed = self._throughput.metrics()
         self._progress.update(step, metrics["loss"], speed[f"{unit}_per_second"])
         if step % self.run.config.log_every == 0:
-            metrics["learning_rate"] = float(self._learning_rate(step - 1))
             known = {name: value for name, value in (metrics | speed).items() if math.isfinite(value)}  # which JSON has
             self._metrics.write(step, "train", known)
             self._throughput.restart()
@@ -314,8 +315,10 @@ class _Loop:
             with self.run.strategy.context():
                 whole = batch if self.run.strategy.axis_name is None else self.run.strategy.place(batch)
                 place = first_non_finite(self._loss, before.model, whole)
+        latest = self._checkpoints.latest()
+        saved = "there is no checkpoint yet" if latest is None else f"the newest checkpoint is of step {latest:,}"
         raise UserError(
-            f"the {name} became {metrics[name]} at step {step}: first in {place}. The batch is kept in {path}; the "
-            f"newest checkpoint is of step {self._checkpoints.latest()}. Lower the learning rate, set "
+            f"the {name} became {metrics[name]} at step {step}: first in {place}. The batch is kept in {path}; "
+            f"{saved}. Lower the learning rate, set "
             "optimizer.clip_norm, or go on without such batches with --non-finite skip"
         )
