@@ -135,3 +135,13 @@ def test_a_run_of_two_processes_is_used_by_one_and_by_two(never_stopped):
     output, _ = (launcher := launch(*generate)).communicate(lines, timeout=100)
     assert launcher.returncode == 0, output
     assert output.splitlines() == [f"[0] {line}" for line in alone.stdout.splitlines()]
+
+
+def test_a_loss_that_is_not_finite_stops_all_with_the_place_and_the_batches(tmp_path):
+    workdir = tmp_path / "not_finite"
+    launcher = train(workdir, "--optimizer.peak", "1e30", "--optimizer.warmup-steps", "1")
+    output, _ = launcher.communicate(timeout=100)
+    assert launcher.returncode == 1 and "Traceback" not in output, output
+    (step,) = {int(path.name.split("_")[-1].split(".")[0]) for path in workdir.glob("not_finite_*")}
+    assert {path.name for path in workdir.glob("not_finite_*")} == {f"not_finite_{step}.{n}.npz" for n in range(2)}
+    assert f"at step {step}: first in the " in output and "there is no checkpoint yet" in output
